@@ -1,0 +1,158 @@
+"""The frames between the daemon and an environment's init: one SOCK_SEQPACKET message each.
+
+Invariants: stdlib only; fixed grammar; strings are NUL-terminated bytes and hold no NUL; a frame
+that does not parse exactly is refused whole. The guest never holds either end of this channel.
+Init's words are trusted for exit statuses and for nothing else: `killed_by` never rests on them.
+"""
+
+from dataclasses import dataclass
+from enum import IntEnum
+from struct import Struct, error
+
+FRAME_BYTES_MAX = 192 * 1024  # below the kernel's default send buffer for one message
+
+
+class FrameError(ValueError):
+    """The bytes are not a frame of this grammar."""
+
+
+class Verb(IntEnum):
+    PARK = 1  # daemon: make a child in this leaf and let it wait (descriptor: leaf directory)
+    RUN = 2  # daemon: let the parked child exec (descriptors: stdin, stdout, stderr)
+    PARKED = 3  # init: the child of leaf n waits
+    STARTED = 4  # init: its exec succeeded
+    FAILED = 5  # init: PARK or RUN failed at a step with an errno; the child is gone
+    EXITED = 6  # init: the main process of leaf n ended with this wait status
+    READY = 7  # init: construction is complete
+
+
+@dataclass(frozen=True)
+class Park:
+    number: int
+
+
+@dataclass(frozen=True)
+class Run:
+    """argv[0] is absolute or a bare name looked up on `path` (a fixed, colon-separated PATH)."""
+
+    number: int
+    working_directory: bytes  # relative to /workspace; b"." for the root
+    argv: tuple[bytes, ...]
+    environment: tuple[bytes, ...]  # NAME=value
+    search_path: bytes
+
+
+@dataclass(frozen=True)
+class Parked:
+    number: int
+
+
+@dataclass(frozen=True)
+class Started:
+    number: int
+
+
+@dataclass(frozen=True)
+class RunFailed:
+    number: int
+    errno: int
+    step: str
+
+
+@dataclass(frozen=True)
+class Exited:
+    """wait_status as of waitpid."""
+
+    number: int
+    wait_status: int
+
+
+@dataclass(frozen=True)
+class Ready:
+    pass
+
+
+Frame = Park | Run | Parked | Started | RunFailed | Exited | Ready
+
+_HEAD = Struct("!BI")
+_RUN = Struct("!HH")
+_NUMBER = Struct("!i")
+
+
+def _strings(*values: bytes) -> bytes:
+    for value in values:
+        if b"\0" in value:
+            raise FrameError("a string of a frame may not hold a NUL byte")
+    return b"".join(value + b"\0" for value in values)
+
+
+def encode(frame: Frame) -> bytes:
+    """The bytes of one frame. Raises FrameError when a string holds NUL or the whole is too
+    long."""
+    match frame:
+        case Park():
+            raw = _HEAD.pack(Verb.PARK, frame.number)
+        case Run():
+            raw = (
+                _HEAD.pack(Verb.RUN, frame.number)
+                + _RUN.pack(len(frame.argv), len(frame.environment))
+                + _strings(
+                    frame.working_directory, frame.search_path, *frame.argv, *frame.environment
+                )
+            )
+        case Parked():
+            raw = _HEAD.pack(Verb.PARKED, frame.number)
+        case Started():
+            raw = _HEAD.pack(Verb.STARTED, frame.number)
+        case RunFailed():
+            raw = (
+                _HEAD.pack(Verb.FAILED, frame.number)
+                + _NUMBER.pack(frame.errno)
+                + _strings(frame.step.encode())
+            )
+        case Exited():
+            raw = _HEAD.pack(Verb.EXITED, frame.number) + _NUMBER.pack(frame.wait_status)
+        case Ready():
+            raw = _HEAD.pack(Verb.READY, 0)
+    if len(raw) > FRAME_BYTES_MAX:
+        raise FrameError(f"a frame of {len(raw)} bytes is above the cap of {FRAME_BYTES_MAX}")
+    return raw
+
+
+def decode(raw: bytes) -> Frame:
+    """The frame that these bytes are. Raises FrameError for anything else whatever."""
+    try:
+        verb, number = _HEAD.unpack_from(raw)
+        rest = raw[_HEAD.size :]
+        match Verb(verb):
+            case Verb.PARK if not rest:
+                return Park(number)
+            case Verb.PARKED if not rest:
+                return Parked(number)
+            case Verb.STARTED if not rest:
+                return Started(number)
+            case Verb.READY if not rest:
+                return Ready()
+            case Verb.EXITED:
+                (status,) = _NUMBER.unpack(rest)
+                return Exited(number, status)
+            case Verb.FAILED:
+                (errno,) = _NUMBER.unpack_from(rest)
+                (step,) = _split(rest[_NUMBER.size :], 1)
+                return RunFailed(number, errno, step.decode("ascii"))
+            case Verb.RUN:
+                argc, envc = _RUN.unpack_from(rest)
+                values = _split(rest[_RUN.size :], 2 + argc + envc)
+                if argc < 1:
+                    raise FrameError("argv is empty")
+                return Run(number, values[0], values[2 : 2 + argc], values[2 + argc :], values[1])
+    except (error, ValueError, UnicodeDecodeError) as problem:
+        raise FrameError(str(problem)) from None
+    raise FrameError("trailing bytes")
+
+
+def _split(raw: bytes, count: int) -> tuple[bytes, ...]:
+    parts = raw.split(b"\0")
+    if parts.pop() != b"" or len(parts) != count:
+        raise FrameError(f"expected {count} strings")
+    return tuple(parts)

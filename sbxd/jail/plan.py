@@ -1,0 +1,66 @@
+"""The plan of one environment's construction, as data.
+
+Invariant: everything that the forked child needs is a number, a descriptor or bytes; it opens no
+host path. `describe()` is what golden tests read.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+WORKLOAD_ID = 10001
+EXPORTER_ID = 20002
+INNER_IDS = (0, WORKLOAD_ID, EXPORTER_ID)
+
+
+@dataclass(frozen=True)
+class IdBlock:
+    """Host uids (and equal gids) of one environment: `base + index` for each of INNER_IDS."""
+
+    base: int
+
+    def outer(self, inner: int) -> int:
+        return self.base + INNER_IDS.index(inner)
+
+    def map_lines(self) -> str:
+        """The text of uid_map and gid_map: inner, outer, 1."""
+        return "".join(f"{inner} {self.outer(inner)} 1\n" for inner in INNER_IDS)
+
+
+@dataclass(frozen=True)
+class JailPlan:
+    """What init and the steward of one environment are built from.
+
+    Descriptors are borrowed from the caller, who closes its own copies afterwards.
+
+    image_fd: a detached mount of the image's root, id-mapped for the block, read-only.
+    workspace_fd: a detached mount of the volume, id-mapped. box_fd, init_leaf_fd, steward_leaf_fd:
+    directories of the cgroups. init_channel_fd, steward_channel_fd: the environment's ends.
+    seccomp_workload, seccomp_init, seccomp_steward: BPF programs (struct sock_filter[]).
+    """
+
+    environment_id: str
+    hostname: str
+    ids: IdBlock
+    image_fd: int
+    workspace_fd: int
+    box_fd: int
+    init_leaf_fd: int
+    steward_leaf_fd: int
+    init_channel_fd: int
+    steward_channel_fd: int
+    seccomp_workload: bytes
+    seccomp_init: bytes
+    seccomp_steward: bytes
+    tmp_bytes: int
+    shm_bytes: int
+    rlimits: Mapping[str, tuple[int, int]]
+
+
+@dataclass(frozen=True)
+class Launched:
+    """The two processes, as seen from the initial pid namespace; the caller owns the pidfds."""
+
+    init_pid: int
+    init_pidfd: int
+    steward_pid: int
+    steward_pidfd: int

@@ -1,0 +1,197 @@
+"""What the daemon may ask of the launcher, and what is answered.
+
+One SOCK_SEQPACKET message is the msgpack of one struct; descriptors travel beside it in the order
+that the reply's `descriptors` names. The legality table (which verb in which state of the
+environment) is `LEGAL` in this module's neighbour `sbxd.launcher.legality`. The launcher trusts
+no field: it validates each again and derives every path, unit name and uid itself.
+
+Requests may be outstanding concurrently; replies carry the `ticket` of their request and arrive
+in any order. End of file on the channel ends all environments (SERVICE_SHUTDOWN).
+"""
+
+from typing import Annotated
+
+from msgspec import Meta, Struct
+
+from sbxd.port.environment import ImageDigestField
+from sbxd.port.ids import EnvironmentIdField
+
+MESSAGE_BYTES_MAX = 64 * 1024
+DESCRIPTORS_MAX = 16
+
+TicketField = Annotated[int, Meta(ge=1, le=2**53)]
+
+
+class LauncherMessage(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    ticket: TicketField
+
+
+class VolumeSize(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    workspace_bytes: Annotated[int, Meta(ge=1024 * 1024, le=2**50)]
+    inodes_max: Annotated[int, Meta(ge=16, le=2**32)]
+
+
+class CgroupLimits(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    cpu_millicores: Annotated[int, Meta(ge=10, le=1_024_000)]
+    memory_bytes: Annotated[int, Meta(ge=8 * 1024 * 1024, le=2**50)]
+    pids_max: Annotated[int, Meta(ge=1, le=4_194_304)]
+
+
+class Prepare(LauncherMessage, frozen=True, tag="prepare", kw_only=True):
+    """Build one slot: scope, box, volume, namespaces, init and steward. No tenant in it.
+
+    back_stop_seconds becomes RuntimeMaxSec of the scope. limits are the box's and the first
+    leaf's until Assign says otherwise. Answered by Prepared with descriptors
+    `PREPARED_DESCRIPTORS`, followed by those of leaf 1 (`LEAF_DESCRIPTORS`).
+    """
+
+    environment_id: EnvironmentIdField
+    image_digest: ImageDigestField
+    volume: VolumeSize
+    limits: CgroupLimits
+    back_stop_seconds: Annotated[int, Meta(ge=1, le=31_536_000)]
+
+
+PREPARED_DESCRIPTORS = (
+    "init_channel",  # SOCK_SEQPACKET, sbxd.jail.frames
+    "steward_channel",  # SOCK_STREAM, sbxd.steward.frames
+    "init_pidfd",
+    "steward_pidfd",
+    "box_kill",  # write "1": everything in the environment dies
+    "box_events",  # cgroup.events: populated
+    "box_memory_current",  # empty file (/dev/null) where the controller is missing
+)
+LEAF_DESCRIPTORS = (
+    "leaf_directory",  # O_DIRECTORY of exec-<n>, for CLONE_INTO_CGROUP by init
+    "leaf_kill",
+    "leaf_events",
+    "leaf_memory_events",  # /dev/null where the controller is missing
+    "leaf_memory_peak",
+    "leaf_pids_events",
+    "leaf_pids_peak",
+    "leaf_cpu_stat",
+)
+
+
+class Step(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """How long one step of a preparation took."""
+
+    name: str
+    duration_us: int
+
+
+class Prepared(LauncherMessage, frozen=True, tag="prepared", kw_only=True):
+    environment_id: EnvironmentIdField
+    scope: str
+    volume_kind: str
+    unenforced: tuple[str, ...]  # limits that this host cannot enforce: "memory", "pids", "cpu"
+    steps: tuple[Step, ...]
+
+
+class Leaf(LauncherMessage, frozen=True, tag="leaf", kw_only=True):
+    """Make the leaf of command `number` with these limits. Answered by LeafMade."""
+
+    environment_id: EnvironmentIdField
+    number: Annotated[int, Meta(ge=1, le=1_000_000)]
+    limits: CgroupLimits
+
+
+class LeafMade(LauncherMessage, frozen=True, tag="leaf_made", kw_only=True):
+    environment_id: EnvironmentIdField
+    number: int
+
+
+class DropLeaf(LauncherMessage, frozen=True, tag="drop_leaf", kw_only=True):
+    """Remove an empty leaf. Answered by Acknowledged; a gone leaf is no error."""
+
+    environment_id: EnvironmentIdField
+    number: Annotated[int, Meta(ge=1, le=1_000_000)]
+
+
+class Assign(LauncherMessage, frozen=True, tag="assign", kw_only=True):
+    """Set the box's and leaf 1's limits, and the volume's where it is a quota. Once per slot."""
+
+    environment_id: EnvironmentIdField
+    limits: CgroupLimits
+    volume: VolumeSize
+
+
+class Destroy(LauncherMessage, frozen=True, tag="destroy", kw_only=True):
+    """Kill, prove empty, detach, erase the volume, release the uid block. Idempotent."""
+
+    environment_id: EnvironmentIdField
+
+
+class ImageUnpack(LauncherMessage, frozen=True, tag="image_unpack", kw_only=True):
+    """Unpack the layer blobs of an image of the store and mount it read-only. Idempotent.
+
+    The launcher verifies the digest of every blob that it reads.
+    """
+
+    image_digest: ImageDigestField
+
+
+class ImageDrop(LauncherMessage, frozen=True, tag="image_drop", kw_only=True):
+    """Unmount and remove an unpacked image that no environment uses."""
+
+    image_digest: ImageDigestField
+
+
+class Inventory(LauncherMessage, frozen=True, tag="inventory", kw_only=True):
+    """What the kernel and systemd hold that is ours, by environment id."""
+
+
+class InventoryItem(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    environment_id: str
+    kinds: tuple[str, ...]  # of: scope, cgroup, volume, mount, uid_block, process
+
+
+class InventoryIs(LauncherMessage, frozen=True, tag="inventory_is", kw_only=True):
+    boot_id: str
+    items: tuple[InventoryItem, ...]
+
+
+class Probe(LauncherMessage, frozen=True, tag="probe", kw_only=True):
+    """What this host can enforce."""
+
+
+class ProbeItem(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    name: str
+    state: Annotated[str, Meta(pattern="^(ok|degraded|missing|not_checked)$")]
+    detail: str
+    fix: str = ""
+
+
+class Probed(LauncherMessage, frozen=True, tag="probed", kw_only=True):
+    items: tuple[ProbeItem, ...]
+
+
+class Acknowledged(LauncherMessage, frozen=True, tag="acknowledged", kw_only=True):
+    pass
+
+
+class Failed(LauncherMessage, frozen=True, tag="failed", kw_only=True):
+    """The verb failed at `step` with `errno` (0 when it was no system call). Never a path.
+
+    After a failed Prepare nothing is left. After a failed Destroy the environment is to be
+    quarantined unless `retriable`.
+    """
+
+    step: str
+    errno: int
+    detail: str
+    retriable: bool = False
+
+
+class Died(LauncherMessage, frozen=True, tag="died", kw_only=True):
+    """Unasked (ticket is that of the Prepare): init or the steward of an environment ended."""
+
+    environment_id: EnvironmentIdField
+    process: str  # "init" or "steward"
+    wait_status: int
+
+
+LauncherRequest = (
+    Prepare | Leaf | DropLeaf | Assign | Destroy | ImageUnpack | ImageDrop | Inventory | Probe
+)
+LauncherReply = Prepared | LeafMade | Acknowledged | Failed | InventoryIs | Probed | Died

@@ -1,0 +1,229 @@
+"""What the lifecycle needs of a mechanism. This file imports no mechanism.
+
+A mechanism builds slots ahead of need (the reserve), hands them out, and removes them. Decisions
+(who owns an environment, which deadline applies, what killed a command) are the lifecycle's; a
+mechanism only starts, measures and ends.
+"""
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Protocol
+
+from sbxd.port.command import FileChange
+from sbxd.port.ids import EnvironmentId
+from sbxd.port.limits import ResourceLimits
+from sbxd.port.workspace import WorkspaceProvenance
+from sbxd.wire.messages import PostureItem
+
+
+class MechanismError(Exception):
+    """A step of a mechanism failed. `step` names the site, `errno` is 0 when it was no system
+    call. Never holds a path."""
+
+    def __init__(self, step: str, errno: int, detail: str = "") -> None:
+        super().__init__(f"{step}: errno {errno} {detail}".rstrip())
+        self.step = step
+        self.errno = errno
+        self.detail = detail
+
+
+class SandboxLost(MechanismError):
+    """Init, the steward or the launcher of this environment is gone."""
+
+
+class StartFailure(StrEnum):
+    NOT_FOUND = "NOT_FOUND"
+    NOT_EXECUTABLE = "NOT_EXECUTABLE"
+    BAD_WORKING_DIRECTORY = "BAD_WORKING_DIRECTORY"
+    RESOURCES = "RESOURCES"
+
+
+class CommandNotStarted(Exception):
+    """The command could not be started: a typed refusal, not an exit code."""
+
+    def __init__(self, failure: StartFailure, detail: str) -> None:
+        super().__init__(f"{failure}: {detail}")
+        self.failure = failure
+        self.detail = detail
+
+
+@dataclass(frozen=True)
+class SlotProfile:
+    """What a reserve slot is made for. Slots of one profile are interchangeable."""
+
+    image_digest: str
+    limits: ResourceLimits
+
+
+@dataclass(frozen=True)
+class CommandSpec:
+    """One command, validated: bytes, no NUL, working directory lexically inside."""
+
+    argv: tuple[bytes, ...]
+    environment: tuple[tuple[bytes, bytes], ...]
+    working_directory: bytes
+    stdin: bytes
+
+
+@dataclass(frozen=True)
+class Counters:
+    """The kernel's evidence of one command's leaf; None where this host has no such counter."""
+
+    oom_kill: int | None = None
+    oom_group_kill: int | None = None
+    pids_max_events: int | None = None
+    pids_peak: int | None = None
+    memory_peak_bytes: int | None = None
+    cpu_usage_us: int | None = None
+
+
+@dataclass(frozen=True)
+class CommandExit:
+    """The main process's own end: exit_code, or the signal that it died of."""
+
+    exit_code: int | None
+    signal: int | None
+
+
+@dataclass(frozen=True)
+class Changes:
+    entries: tuple[FileChange, ...]
+    truncated: bool
+    workspace_bytes: int
+    workspace_inodes: int
+
+
+class RunningCommand(Protocol):
+    """One command that has been started. All methods may be awaited concurrently."""
+
+    async def receive_output(self, stream: str) -> bytes:
+        """Next bytes of "stdout" or "stderr" (at most 64 KiB); b"" at end of file."""
+        ...
+
+    async def send_stdin(self) -> None:
+        """Feed CommandSpec.stdin and close; returns early, silently, when the reader is gone."""
+        ...
+
+    async def wait_exit(self) -> CommandExit:
+        """Until the main process ended. Raises SandboxLost when init is gone first."""
+        ...
+
+    async def wait_event(self) -> Counters:
+        """Until the leaf's kernel counters may have changed (an oom kill, a refused fork)."""
+        ...
+
+    def counters(self) -> Counters:
+        """Read the counters now. Non-blocking."""
+        ...
+
+    def kill(self) -> None:
+        """Kill every process of the command's leaf. Non-blocking, idempotent."""
+        ...
+
+    async def wait_empty(self) -> None:
+        """Until the leaf has no process (the proof that the whole tree is dead)."""
+        ...
+
+    async def aclose(self) -> None:
+        """Release descriptors and give the leaf back for removal."""
+        ...
+
+
+class Sandbox(Protocol):
+    """One slot, prepared or handed out. Owned by exactly one environment; used once."""
+
+    @property
+    def environment_id(self) -> EnvironmentId: ...
+
+    @property
+    def profile(self) -> SlotProfile: ...
+
+    @property
+    def scope(self) -> str: ...
+
+    @property
+    def unenforced_limits(self) -> tuple[str, ...]: ...
+
+    async def assign(self, limits: ResourceLimits) -> None:
+        """Give the slot to an environment with these limits. Raises MechanismError."""
+        ...
+
+    async def start(self, command: CommandSpec) -> RunningCommand:
+        """Start one command (in a leaf of its own). Raises CommandNotStarted, SandboxLost,
+        MechanismError. Takes the workspace snapshot first."""
+        ...
+
+    async def changes(self, maximum: int) -> Changes:
+        """What changed in the workspace since the snapshot of the last start()."""
+        ...
+
+    async def read(self, path: bytes, maximum_bytes: int) -> AsyncIterator[bytes]:
+        """The bytes of one regular file in chunks. Raises WorkspaceError, WorkspaceEscape."""
+        ...
+
+    async def write(self, path: bytes, size_bytes: int, data: AsyncIterator[bytes]) -> None:
+        """Create or replace one file atomically from exactly size_bytes."""
+        ...
+
+    async def listdir(self, path: bytes) -> Sequence[FileChange]: ...
+
+    async def provenance(self, path: bytes) -> WorkspaceProvenance: ...
+
+    async def wait_lost(self) -> None:
+        """Until init or the steward is gone by itself (not by destroy)."""
+        ...
+
+    def kill(self) -> None:
+        """Kill everything in the environment at once. Non-blocking, idempotent."""
+        ...
+
+    async def destroy(self) -> None:
+        """Kill, prove empty, erase. Idempotent. Raises MechanismError when not proven."""
+        ...
+
+
+@dataclass(frozen=True)
+class Orphan:
+    environment_id: str
+    kinds: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Inventory:
+    boot_id: str
+    items: tuple[Orphan, ...] = field(default=())
+
+
+class Mechanism(Protocol):
+    """namespaces, gvisor, microvm."""
+
+    name: str
+
+    async def prepare(
+        self, environment_id: EnvironmentId, profile: SlotProfile, *, back_stop_seconds: int
+    ) -> Sandbox:
+        """Build one slot. Raises MechanismError; then nothing is left behind.
+
+        Cancellation: what was half built is destroyed before it is re-raised.
+        """
+        ...
+
+    async def destroy_orphan(self, environment_id: EnvironmentId) -> None:
+        """Remove whatever the kernel still holds under this id. Idempotent."""
+        ...
+
+    async def inventory(self) -> Inventory: ...
+
+    async def posture(self) -> tuple[PostureItem, ...]: ...
+
+    async def unpack_image(self, image_digest: str) -> None: ...
+
+    async def drop_image(self, image_digest: str) -> None: ...
+
+    async def wait_lost(self) -> None:
+        """Until the mechanism itself is gone (the launcher's channel ended)."""
+        ...
+
+
+ByteSource = Callable[[], Awaitable[bytes]]

@@ -1,0 +1,29 @@
+"""The limits of one environment.
+
+Invariant: no field has a default here. A limit that is forgotten is a decoding error and never
+"unlimited"; defaults and ceilings belong to the configuration (S1, "Resource limits, as
+numbers").
+"""
+
+from typing import Annotated
+
+from msgspec import Meta, Struct
+
+MIB = 1024 * 1024
+GIB = 1024 * MIB
+
+
+class ResourceLimits(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What one environment may use, in total.
+
+    cpu_millicores: CPU rate, 1000 is one core. memory_bytes: memory.max, swap is always 0.
+    pids_max: processes and threads of one command. workspace_bytes, inodes_max: the volume.
+    wall_clock_seconds: the longest that one command may run.
+    """
+
+    cpu_millicores: Annotated[int, Meta(ge=10, le=1_024_000)]
+    memory_bytes: Annotated[int, Meta(ge=8 * MIB, le=2**50)]
+    pids_max: Annotated[int, Meta(ge=1, le=4_194_304)]
+    workspace_bytes: Annotated[int, Meta(ge=1 * MIB, le=2**50)]
+    inodes_max: Annotated[int, Meta(ge=16, le=2**32)]
+    wall_clock_seconds: Annotated[int, Meta(ge=1, le=86_400)]

@@ -1,0 +1,124 @@
+"""The configuration as one frozen tree. Decoding and checking it is `sbxd.config`.
+
+Every field carries its unit in its name and its bounds in its type. Paths appear in no other
+module of the daemon's side but here and in `sbxd.launcher.kernel.hostpaths`.
+"""
+
+from enum import StrEnum
+from typing import Annotated
+
+from msgspec import Meta, Struct
+
+from sbxd.port.egress import DENY_ALL, EgressPolicy
+from sbxd.port.limits import GIB, MIB, ResourceLimits
+
+
+class SandboxMechanism(StrEnum):
+    MICROVM = "microvm"
+    GVISOR = "gvisor"
+    NAMESPACES = "namespaces"
+    FAKE = "fake"
+
+
+class DeploymentMode(StrEnum):
+    DEVELOPMENT = "development"
+    PRODUCTION = "production"
+
+
+class AuthMode(StrEnum):
+    DEV = "dev"
+    TOKEN = "token"  # noqa: S105  (the name of a mode, not a secret)
+
+
+DEFAULT_LIMITS = ResourceLimits(
+    cpu_millicores=2000,
+    memory_bytes=2 * GIB,
+    pids_max=512,
+    workspace_bytes=4 * GIB,
+    inodes_max=100_000,
+    wall_clock_seconds=300,
+)
+DEFAULT_CEILINGS = ResourceLimits(
+    cpu_millicores=8000,
+    memory_bytes=16 * GIB,
+    pids_max=4096,
+    workspace_bytes=16 * GIB,
+    inodes_max=1_000_000,
+    wall_clock_seconds=1800,
+)
+
+
+class LimitSettings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """`defaults` are what a client that names no limit is offered (sbxctl run); `ceilings` are
+    what admission holds every specification against."""
+
+    defaults: ResourceLimits = DEFAULT_LIMITS
+    ceilings: ResourceLimits = DEFAULT_CEILINGS
+    command_hard_cap_seconds: Annotated[int, Meta(ge=1, le=1800)] = 1800
+    environment_lifetime_seconds: Annotated[int, Meta(ge=1, le=604_800)] = 14_400
+    start_budget_seconds: Annotated[int, Meta(ge=1, le=60)] = 30
+    files_changed_max: Annotated[int, Meta(ge=1, le=10_000)] = 1000
+    environments_max: Annotated[int, Meta(ge=1, le=10_000)] = 256
+    environments_per_peer_max: Annotated[int, Meta(ge=1, le=10_000)] = 256
+    # A command is killed with PIDS at this many refused forks within the window.
+    pids_refusals_max: Annotated[int, Meta(ge=1, le=1_000_000)] = 1000
+    pids_refusals_window_seconds: Annotated[int, Meta(ge=1, le=60)] = 2
+    # Development hosts only: limits that may go unenforced, of memory, pids, cpu, volume.
+    allow_unenforced_limits: tuple[str, ...] = ()
+
+
+class ImageSettings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """aliases: name -> `sha256:…` manifest digest. default: the alias that sbxctl run uses."""
+
+    aliases: dict[str, str] = {}
+    default: str | None = None
+
+
+class ReserveSettings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Slots kept prepared for the default image and the default limits."""
+
+    slots: Annotated[int, Meta(ge=0, le=256)] = 4
+    age_max_seconds: Annotated[int, Meta(ge=10, le=86_400)] = 3600
+
+
+class ServiceSettings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """worker_uids, worker_gids: who may connect to the worker socket (SO_PEERCRED), besides
+    root. orphan_grace_seconds: how long an environment outlives its last connection."""
+
+    worker_uids: tuple[Annotated[int, Meta(ge=0, le=2**32 - 2)], ...] = ()
+    worker_gids: tuple[Annotated[int, Meta(ge=0, le=2**32 - 2)], ...] = ()
+    connections_max: Annotated[int, Meta(ge=1, le=10_000)] = 256
+    connections_per_peer_max: Annotated[int, Meta(ge=1, le=10_000)] = 64
+    hello_seconds: Annotated[int, Meta(ge=1, le=60)] = 5
+    heartbeat_seconds: Annotated[int, Meta(ge=1, le=3600)] = 30
+    orphan_grace_seconds: Annotated[int, Meta(ge=0, le=3600)] = 60
+
+
+class ProcessEnvironmentSettings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """operator_names: tier 1, variables that a specification may carry. Tier 0 names are refused
+    here and on the wire."""
+
+    operator_names: tuple[Annotated[str, Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,127}$")], ...] = ()
+
+
+class Settings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The whole configuration. The defaults are the package's: production, token, gvisor."""
+
+    deployment_mode: DeploymentMode = DeploymentMode.PRODUCTION
+    auth_mode: AuthMode = AuthMode.TOKEN
+    sandbox: SandboxMechanism = SandboxMechanism.GVISOR
+    limits: LimitSettings = LimitSettings()
+    images: ImageSettings = ImageSettings()
+    reserve: ReserveSettings = ReserveSettings()
+    service: ServiceSettings = ServiceSettings()
+    process_environment: ProcessEnvironmentSettings = ProcessEnvironmentSettings()
+    egress: EgressPolicy = DENY_ALL
+    allow_software_emulation: bool = False
+    state_directory: Annotated[str, Meta(pattern=r"^/[^\x00]+$")] = "/var/lib/sbxd"
+    runtime_directory: Annotated[str, Meta(pattern=r"^/[^\x00]+$")] = "/run/sbxd"
+    launcher_socket: Annotated[str, Meta(pattern=r"^/[^\x00]+$")] = (
+        "/run/sbxd-launcher/launcher.sock"
+    )
+
+
+SMALLEST_WORKSPACE_BYTES = 16 * MIB

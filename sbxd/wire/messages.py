@@ -1,0 +1,417 @@
+"""Every message of the protocol, as frozen tagged structs.
+
+A frame is a 4-byte big-endian length and the msgpack of one of these (`sbxd.wire.framing`). Which
+message is legal when is the table of `sbxd.wire.connection`; nothing here does I/O.
+
+Streams: whatever may be large travels as chunks under credit. A sender of chunks may have at most
+`INITIAL_CREDIT_BYTES` outstanding per request and direction; the receiver returns credit as it
+consumes. `Execute.stdin_bytes` and `WorkspaceWrite.size_bytes` announce an upload of exactly that
+many bytes, sent as `Upload` frames. Replies stream `Output`, `Content` and `Entries` frames and
+end with exactly one terminal message for the request.
+
+File names and arguments are bytes on the wire: they need not be UTF-8.
+"""
+
+from datetime import datetime
+from enum import StrEnum
+from typing import Annotated
+
+from msgspec import Meta, Struct
+
+from sbxd.port.command import (
+    ARGV_BYTES_MAX,
+    OUTPUT_BYTES_MAX,
+    STDIN_BYTES_MAX,
+    ChangeKind,
+    Evidence,
+    KillReason,
+    Usage,
+)
+from sbxd.port.egress import EgressDestination
+from sbxd.port.environment import EnvironmentHandle, EnvironmentSpec, ImageDigestField
+from sbxd.port.errors import EscapeCode, RejectedCode, UnavailableCode, WorkspaceCode
+from sbxd.port.ids import EnvironmentIdField
+from sbxd.port.limits import ResourceLimits
+from sbxd.port.workspace import WorkspaceProvenance
+
+PROTOCOL_VERSION = 1
+FRAME_BYTES_MAX = 1024 * 1024
+CHUNK_BYTES_MAX = 256 * 1024
+INITIAL_CREDIT_BYTES = 1024 * 1024
+REQUESTS_IN_FLIGHT_MAX = 64
+WORKSPACE_FILE_BYTES_MAX = 2**40
+PATH_BYTES_MAX = 4096
+
+RequestIdField = Annotated[int, Meta(ge=1, le=2**53)]
+PathField = Annotated[bytes, Meta(max_length=PATH_BYTES_MAX)]
+ChunkField = Annotated[bytes, Meta(max_length=CHUNK_BYTES_MAX)]
+
+
+class Message(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Base of all messages: tagged by class name, unknown fields refused."""
+
+
+class Request(Message, frozen=True, kw_only=True):
+    """Base of what a client asks. `request_id` is fresh on this connection."""
+
+    request_id: RequestIdField
+
+
+# --- greeting ---------------------------------------------------------------------------------
+
+
+class Hello(Message, frozen=True, tag="hello", kw_only=True):
+    """The client's first frame. credential: the service credential (auth_mode token)."""
+
+    protocol_version: int
+    client: Annotated[str, Meta(max_length=128)]
+    credential: Annotated[bytes, Meta(max_length=1024)] | None = None
+
+    def __repr__(self) -> str:
+        return f"Hello(protocol_version={self.protocol_version}, client={self.client!r})"
+
+
+class Welcome(Message, frozen=True, tag="welcome", kw_only=True):
+    """The server's first frame, once the peer and its credential are accepted."""
+
+    protocol_version: int
+    server: str
+    mechanism: str
+
+
+class Goodbye(Message, frozen=True, tag="goodbye", kw_only=True):
+    """The server's last frame: why it closes. The same text for every failed authentication."""
+
+    reason: str
+
+
+# --- worker requests --------------------------------------------------------------------------
+
+
+class Provision(Request, frozen=True, tag="provision", kw_only=True):
+    specification: EnvironmentSpec
+
+
+class WireCommand(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """ExecutionCommand without its stdin, which is uploaded."""
+
+    argv: Annotated[
+        tuple[Annotated[bytes, Meta(max_length=ARGV_BYTES_MAX)], ...],
+        Meta(min_length=1, max_length=4096),
+    ]
+    working_directory: PathField
+    timeout_seconds: Annotated[int, Meta(ge=1, le=86_400)]
+    maximum_output_bytes: Annotated[int, Meta(ge=1, le=OUTPUT_BYTES_MAX)]
+    network_enabled: bool = False
+
+
+class Execute(Request, frozen=True, tag="execute", kw_only=True):
+    handle: EnvironmentHandle
+    command: WireCommand
+    stdin_bytes: Annotated[int, Meta(ge=0, le=STDIN_BYTES_MAX)] = 0
+
+
+class Destroy(Request, frozen=True, tag="destroy", kw_only=True):
+    handle: EnvironmentHandle
+
+
+class WorkspaceRead(Request, frozen=True, tag="workspace_read", kw_only=True):
+    """maximum_bytes: refuse (TOO_LARGE) rather than send more."""
+
+    handle: EnvironmentHandle
+    path: PathField
+    maximum_bytes: Annotated[int, Meta(ge=0, le=WORKSPACE_FILE_BYTES_MAX)]
+
+
+class WorkspaceWrite(Request, frozen=True, tag="workspace_write", kw_only=True):
+    """Creates or replaces one file atomically; parent directories are made."""
+
+    handle: EnvironmentHandle
+    path: PathField
+    size_bytes: Annotated[int, Meta(ge=0, le=WORKSPACE_FILE_BYTES_MAX)]
+
+
+class WorkspaceList(Request, frozen=True, tag="workspace_list", kw_only=True):
+    handle: EnvironmentHandle
+    path: PathField
+
+
+class WorkspaceProvenanceQuery(Request, frozen=True, tag="workspace_provenance", kw_only=True):
+    handle: EnvironmentHandle
+    path: PathField
+
+
+# --- admin requests (admin socket only) -------------------------------------------------------
+
+
+class AdminDescribe(Request, frozen=True, tag="admin_describe", kw_only=True):
+    """What this daemon is: settings that matter to an operator, images, posture."""
+
+
+class AdminList(Request, frozen=True, tag="admin_list", kw_only=True):
+    """All live environments."""
+
+
+class AdminInspect(Request, frozen=True, tag="admin_inspect", kw_only=True):
+    environment_id: EnvironmentIdField
+
+
+class ImageImport(Request, frozen=True, tag="image_import", kw_only=True):
+    """Uploads an uncompressed root-file-system tar of exactly size_bytes.
+
+    expected_digest: refuse the import when the resulting manifest digest is another.
+    """
+
+    size_bytes: Annotated[int, Meta(ge=512, le=2**40)]
+    expected_digest: ImageDigestField | None = None
+    label: Annotated[str, Meta(max_length=128)] = ""
+
+
+class ImageList(Request, frozen=True, tag="image_list", kw_only=True):
+    pass
+
+
+class ImageRemove(Request, frozen=True, tag="image_remove", kw_only=True):
+    digest: ImageDigestField
+
+
+class Reconcile(Request, frozen=True, tag="reconcile", kw_only=True):
+    """Compare the journal with the kernel's inventory, destroy orphans, report."""
+
+
+# --- within a request, from the client --------------------------------------------------------
+
+
+class Upload(Message, frozen=True, tag="upload", kw_only=True):
+    request_id: RequestIdField
+    data: ChunkField
+
+
+class Cancel(Message, frozen=True, tag="cancel", kw_only=True):
+    """Ask that a request ends early. It still gets its terminal reply."""
+
+    request_id: RequestIdField
+
+
+class Credit(Message, frozen=True, tag="credit", kw_only=True):
+    """The receiver of a stream has consumed this many bytes. Sent in both directions."""
+
+    request_id: RequestIdField
+    size_bytes: Annotated[int, Meta(ge=1, le=INITIAL_CREDIT_BYTES)]
+
+
+class Ping(Message, frozen=True, tag="ping", kw_only=True):
+    token: int
+
+
+class Pong(Message, frozen=True, tag="pong", kw_only=True):
+    token: int
+
+
+# --- replies ----------------------------------------------------------------------------------
+
+
+class OutputStream(StrEnum):
+    STDOUT = "stdout"
+    STDERR = "stderr"
+
+
+class Output(Message, frozen=True, tag="output", kw_only=True):
+    request_id: RequestIdField
+    stream: OutputStream
+    data: ChunkField
+
+
+class Content(Message, frozen=True, tag="content", kw_only=True):
+    """A piece of the file that WorkspaceRead asked for."""
+
+    request_id: RequestIdField
+    data: ChunkField
+
+
+class WireChange(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    path: PathField
+    change: ChangeKind
+    size_bytes: int
+    sha256: str | None
+
+
+class Entries(Message, frozen=True, tag="entries", kw_only=True):
+    """Some of files_changed, or of a listing. Not under credit; bounded by the listing's cap."""
+
+    request_id: RequestIdField
+    entries: Annotated[tuple[WireChange, ...], Meta(max_length=1024)]
+
+
+class Provisioned(Message, frozen=True, tag="provisioned", kw_only=True):
+    request_id: RequestIdField
+    handle: EnvironmentHandle
+
+
+class Executed(Message, frozen=True, tag="executed", kw_only=True):
+    """Terminal reply of Execute; stdout, stderr and files_changed were streamed before it."""
+
+    request_id: RequestIdField
+    exit_code: int | None
+    signal: int | None
+    stdout_truncated: bool
+    stderr_truncated: bool
+    timed_out: bool
+    killed_by: KillReason | None
+    files_changed_truncated: bool
+    duration_ms: int
+    evidence: Evidence
+    usage: Usage
+    unenforced_limits: tuple[str, ...] = ()
+
+
+class Done(Message, frozen=True, tag="done", kw_only=True):
+    """Terminal reply of Destroy, WorkspaceRead, WorkspaceWrite, WorkspaceList, ImageRemove."""
+
+    request_id: RequestIdField
+
+
+class ProvenanceIs(Message, frozen=True, tag="provenance_is", kw_only=True):
+    request_id: RequestIdField
+    provenance: WorkspaceProvenance
+
+
+class Unavailable(Message, frozen=True, tag="unavailable", kw_only=True):
+    request_id: RequestIdField
+    code: UnavailableCode
+    detail: str
+
+
+class Rejected(Message, frozen=True, tag="rejected", kw_only=True):
+    request_id: RequestIdField
+    code: RejectedCode
+    detail: str
+    field: str | None = None
+
+
+class EscapeSuspected(Message, frozen=True, tag="escape_suspected", kw_only=True):
+    request_id: RequestIdField
+    code: EscapeCode
+    detail: str
+
+
+class WorkspaceEscaped(Message, frozen=True, tag="workspace_escaped", kw_only=True):
+    request_id: RequestIdField
+    detail: str
+
+
+class WorkspaceFailed(Message, frozen=True, tag="workspace_failed", kw_only=True):
+    request_id: RequestIdField
+    code: WorkspaceCode
+    detail: str
+
+
+class Cancelled(Message, frozen=True, tag="cancelled", kw_only=True):
+    """Terminal reply of a cancelled request that has no result of its own (not Execute)."""
+
+    request_id: RequestIdField
+
+
+class EnvironmentInfo(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """One live environment as an operator sees it."""
+
+    handle: EnvironmentHandle
+    state: str
+    image_digest: str
+    limits: ResourceLimits
+    owner_uid: int
+    commands_run: int
+    running_argv: tuple[bytes, ...] | None
+    usage: Usage
+    scope: str
+
+
+class ImageInfo(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    digest: str
+    label: str
+    aliases: tuple[str, ...]
+    size_bytes: int
+    imported_at: datetime
+    in_use: int
+
+
+class PostureItem(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """One thing that this host can or cannot enforce, and the exact fix when it cannot."""
+
+    name: str
+    state: Annotated[str, Meta(pattern="^(ok|degraded|missing|not_checked)$")]
+    detail: str
+    fix: str = ""
+
+
+class Described(Message, frozen=True, tag="described", kw_only=True):
+    request_id: RequestIdField
+    version: str
+    mechanism: str
+    deployment_mode: str
+    default_limits: ResourceLimits
+    ceilings: ResourceLimits
+    default_image: str | None
+    image_aliases: dict[str, str]
+    destinations: tuple[EgressDestination, ...]
+    reserve_ready: int
+    reserve_target: int
+    environments: int
+    posture: tuple[PostureItem, ...]
+
+
+class Environments(Message, frozen=True, tag="environments", kw_only=True):
+    request_id: RequestIdField
+    environments: tuple[EnvironmentInfo, ...]
+
+
+class Images(Message, frozen=True, tag="images", kw_only=True):
+    request_id: RequestIdField
+    images: tuple[ImageInfo, ...]
+
+
+class ImageImported(Message, frozen=True, tag="image_imported", kw_only=True):
+    request_id: RequestIdField
+    image: ImageInfo
+
+
+class Reconciled(Message, frozen=True, tag="reconciled", kw_only=True):
+    request_id: RequestIdField
+    destroyed: tuple[str, ...]
+    quarantined: tuple[str, ...]
+
+
+WorkerRequest = (
+    Provision
+    | Execute
+    | Destroy
+    | WorkspaceRead
+    | WorkspaceWrite
+    | WorkspaceList
+    | WorkspaceProvenanceQuery
+)
+AdminRequest = (
+    AdminDescribe | AdminList | AdminInspect | ImageImport | ImageList | ImageRemove | Reconcile
+)
+AnyRequest = WorkerRequest | AdminRequest
+ClientMessage = Hello | AnyRequest | Upload | Cancel | Credit | Ping | Pong
+TerminalReply = (
+    Provisioned
+    | Executed
+    | Done
+    | ProvenanceIs
+    | Unavailable
+    | Rejected
+    | EscapeSuspected
+    | WorkspaceEscaped
+    | WorkspaceFailed
+    | Cancelled
+    | Described
+    | Environments
+    | Images
+    | ImageImported
+    | Reconciled
+)
+ServerMessage = (
+    Welcome | Goodbye | Output | Content | Entries | Credit | Ping | Pong | TerminalReply
+)
