@@ -1,0 +1,196 @@
+"""What the service asks of the lifecycle. The registry implements it; the fake does as well.
+
+Invariants: every call names its caller (`Peer`), and an environment belongs to the uid that made
+it: a peer with another uid is told the same as for an id that never was. A call that comes back
+has finished its bookkeeping and emitted its audit event. Only the three port errors, and for
+files WorkspaceError and WorkspaceEscape, leave these methods.
+
+Deliberately absent: frames, credit and connections (the service's), images (the image store's).
+"""
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Protocol
+
+import trio
+
+from sbxd.port.command import ExecutionCommand, ExecutionResult, FileChange
+from sbxd.port.environment import EnvironmentHandle, EnvironmentSpec
+from sbxd.port.ids import EnvironmentId
+from sbxd.port.workspace import WorkspaceProvenance
+from sbxd.wire.messages import EnvironmentInfo, OutputStream, PostureItem
+
+
+class PeerRole(StrEnum):
+    WORKER = "worker"
+    ADMIN = "admin"
+
+
+@dataclass(frozen=True)
+class Peer:
+    """Who asks. uid: of SO_PEERCRED. connection_id: fresh for each connection and never reused
+    while the daemon runs. An ADMIN may act on every environment; a WORKER on those of its uid."""
+
+    uid: int
+    connection_id: int
+    role: PeerRole
+
+
+class OutputSink(Protocol):
+    """Takes a command's output while it runs.
+
+    Called with at most 64 KiB at a time, in order within a stream; stdout and stderr may be
+    awaited at the same time. Bytes beyond `maximum_output_bytes` are never passed. A sink that
+    blocks holds the command back through its pipes, and is awaited for at most
+    `Budgets.delivery_seconds` after the command has ended; what it did not take by then is
+    dropped and that stream's truncated flag is set. It may raise only by cancellation.
+    """
+
+    async def __call__(self, stream: OutputStream, data: bytes) -> None: ...
+
+
+class ContentSink(Protocol):
+    """Takes the pieces of a file that is read, in order. It may raise only by cancellation."""
+
+    async def __call__(self, data: bytes) -> None: ...
+
+
+@dataclass(frozen=True)
+class ReconcileReport:
+    """destroyed: orphans of which nothing is left. quarantined: those not proven stopped."""
+
+    destroyed: tuple[str, ...]
+    quarantined: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Description:
+    """The lifecycle's part of what an operator is told."""
+
+    mechanism: str
+    environments: int
+    quarantined: tuple[str, ...]
+    reserve_ready: int
+    reserve_target: int
+    posture: tuple[PostureItem, ...]
+
+
+class Environments(Protocol):
+    """All live environments of this daemon. Methods may be awaited concurrently.
+
+    `handle` is compared field by field with the record: unknown id or another uid's is
+    ExecutionRejected(ENVIRONMENT_GONE); another tenant is SandboxEscapeSuspected(TENANT_MISMATCH)
+    and the environment is destroyed; another run or epoch is StaleLease.
+    """
+
+    async def provision(self, owner: Peer, specification: EnvironmentSpec) -> EnvironmentHandle:
+        """Build an environment, or hand out a prepared one, within the start budget.
+
+        Destroys every environment of the same tenant and run with an epoch that is not higher.
+
+        Raises: ExecutionRejected (admission, an epoch lower than one seen),
+        ExecutionUnavailable (CAPACITY, START_BUDGET_EXCEEDED, SHUTTING_DOWN, SETUP_FAILED).
+
+        Cancellation: nothing is left behind; a half-built environment is destroyed in the
+        background.
+        """
+        ...
+
+    async def execute(
+        self,
+        owner: Peer,
+        handle: EnvironmentHandle,
+        command: ExecutionCommand,
+        *,
+        cancelled: trio.Event,
+        on_output: OutputSink | None = None,
+    ) -> ExecutionResult:
+        """Run one command to its end.
+
+        on_output: takes the output; then stdout and stderr of the result are b"" and only the
+        flags and counts of the result speak of them. None: they are captured in the result.
+        cancelled: when it is set, the command is killed with CANCELLED and the result is
+        returned as for any other kill. It may be set before the call.
+
+        Raises: ExecutionRejected (INVALID_COMMAND, COMMAND_NOT_FOUND, COMMAND_NOT_EXECUTABLE,
+        WORKING_DIRECTORY_NOT_FOUND, ENVIRONMENT_BUSY, ENVIRONMENT_GONE, StaleLease),
+        ExecutionUnavailable(ENVIRONMENT_LOST, SETUP_FAILED, SHUTTING_DOWN),
+        SandboxEscapeSuspected(TENANT_MISMATCH, PROCESS_SURVIVED).
+
+        Cancellation (of the task): the tree is killed with CANCELLED and proven dead, and the
+        audit event is emitted, within a bounded shield; no result. The environment lives.
+        """
+        ...
+
+    async def destroy(self, owner: Peer, handle: EnvironmentHandle) -> None:
+        """End the environment, prove it stopped, erase its workspace.
+
+        Idempotent: a gone or foreign handle returns. A handle of another tenant, run or epoch
+        than the record's raises as for every method. A failure to destroy is retried in the
+        background and never raised.
+
+        Cancellation: the environment is destroyed in the background.
+        """
+        ...
+
+    async def read(
+        self,
+        owner: Peer,
+        handle: EnvironmentHandle,
+        path: bytes,
+        *,
+        maximum_bytes: int,
+        on_content: ContentSink,
+    ) -> None:
+        """Hand the bytes of one regular file to `on_content`. Raises WorkspaceError (TOO_LARGE
+        beyond maximum_bytes) and WorkspaceEscape besides the port errors. Legal while a command
+        runs."""
+        ...
+
+    async def write(
+        self,
+        owner: Peer,
+        handle: EnvironmentHandle,
+        path: bytes,
+        *,
+        size_bytes: int,
+        data: AsyncIterator[bytes],
+    ) -> None:
+        """Create or replace one file atomically from exactly size_bytes.
+
+        Cancellation: the file is as it was before.
+        """
+        ...
+
+    async def listdir(
+        self, owner: Peer, handle: EnvironmentHandle, path: bytes
+    ) -> Sequence[FileChange]: ...
+
+    async def provenance(
+        self, owner: Peer, handle: EnvironmentHandle, path: bytes
+    ) -> WorkspaceProvenance: ...
+
+    async def describe(self) -> Description: ...
+
+    async def list(self) -> tuple[EnvironmentInfo, ...]:
+        """Every environment that has been handed out and is not gone, oldest first."""
+        ...
+
+    async def inspect(self, environment_id: EnvironmentId) -> EnvironmentInfo:
+        """Raises ExecutionRejected(ENVIRONMENT_GONE)."""
+        ...
+
+    async def reconcile(self) -> ReconcileReport:
+        """Compare the journal with the kernel's inventory and destroy what nobody owns."""
+        ...
+
+    def images_in_use(self) -> Mapping[str, int]:
+        """How many environments and reserve slots stand on each image digest."""
+        ...
+
+    def release_owner(self, connection_id: int) -> None:
+        """A connection ended. Environments that only it held become orphans: unless their
+        owner's uid uses them from another connection within `orphan_grace_seconds`, they are
+        destroyed. Never blocks, never raises."""
+        ...
