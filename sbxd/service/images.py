@@ -12,7 +12,7 @@ an import that fails or is cancelled leaves no blob that no image needs.
 import hashlib
 import os
 import platform
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -21,6 +21,7 @@ from typing import Protocol, TypeVar, TypeVarTuple, Unpack
 import msgspec
 import trio
 
+from sbxd.mechanism.protocol import MechanismError
 from sbxd.port.errors import (
     ExecutionRejected,
     ExecutionUnavailable,
@@ -108,7 +109,13 @@ class ImageStore:
         and for `doctor`; they make those images unknown, not the service unusable.
         """
         await self._run(self._make_layout)
-        problems = await self._run(self._read_index)
+        problems = [*await self._run(self._read_index)]
+        for digest in sorted(self.known()):
+            try:
+                await self._unpacker.unpack_image(digest)
+            except MechanismError as problem:
+                problems.append(f"image {digest} is ignored: it does not unpack ({problem})")
+                self._forget(digest)
         known = self.known()
         for name, digest in sorted(self._aliases.items()):
             if digest not in known:
@@ -116,8 +123,6 @@ class ImageStore:
                     f"image alias {name!r} names {digest}, which is not in the store: "
                     "import it with `sbxctl image import`"
                 )
-        for digest in sorted(known):
-            await self._unpacker.unpack_image(digest)
         return tuple(problems)
 
     def known(self) -> frozenset[str]:
@@ -238,11 +243,11 @@ class ImageStore:
         )
         try:
             await self._unpacker.unpack_image(digest)
-        except BaseException as problem:
+        except (MechanismError, trio.Cancelled) as problem:
             if existing is None:
                 with trio.CancelScope(shield=True):
                     await self._run(self._collect)
-            if isinstance(problem, Exception) and not isinstance(problem, trio.Cancelled):
+            if isinstance(problem, MechanismError):
                 raise ExecutionUnavailable(
                     UnavailableCode.SETUP_FAILED, f"the image does not unpack: {problem}"
                 ) from problem
@@ -253,7 +258,7 @@ class ImageStore:
 
     # --- blocking parts, each run in a thread -------------------------------------------------
 
-    async def _run(self, call: Callable[[Unpack[_Args]], _T], *args: Unpack[_Args]) -> _T:
+    async def _run(self, call: Callable[[Unpack[_Args]], _T], *args: *_Args) -> _T:
         return await trio.to_thread.run_sync(call, *args, limiter=self._limiter)
 
     def _make_layout(self) -> None:
@@ -265,7 +270,7 @@ class ImageStore:
         if not layout.exists():
             _write_atomically(layout, b'{"imageLayoutVersion":"1.0.0"}')
 
-    def _read_index(self) -> list[str]:
+    def _read_index(self) -> Sequence[str]:
         path = self._directory / "index.json"
         if not path.exists():
             return []
@@ -308,7 +313,7 @@ class ImageStore:
         _write_atomically(self._blob(_digest(manifest_bytes)), manifest_bytes)
         _fsync_directory(self._blobs)
 
-    def _replace_index(self, entries: list[Descriptor]) -> None:
+    def _replace_index(self, entries: Sequence[Descriptor]) -> None:
         index = Index(schema_version=2, media_type=_INDEX_TYPE, manifests=tuple(entries))
         _write_atomically(self._directory / "index.json", _canonical(index))
         _fsync_directory(self._directory)
@@ -335,6 +340,10 @@ class ImageStore:
             imported_at=datetime.fromisoformat(entry.annotations[_IMPORTED_AT]),
             in_use=self._in_use(entry.digest),
         )
+
+    def _forget(self, digest: str) -> None:
+        kept = tuple(entry for entry in self._index.manifests if entry.digest != digest)
+        self._index = Index(schema_version=2, media_type=_INDEX_TYPE, manifests=kept)
 
     def _names(self, digest: str) -> tuple[str, ...]:
         return tuple(sorted(name for name, target in self._aliases.items() if target == digest))
