@@ -1,0 +1,32 @@
+# The two commands of the README are `make demo` and `make test`; each sets up what it needs.
+PYTHON ?= python3
+VENV := .venv
+STAMP := $(VENV)/.installed
+
+.PHONY: demo test lint lab-shell bench clean venv
+
+venv: $(STAMP)
+
+$(STAMP): pyproject.toml packaging/prerequisites
+	packaging/prerequisites
+	$(PYTHON) -m venv $(VENV)
+	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -e '.[daemon,cli,postgres,mcp,test]'
+	touch $@
+
+demo: $(STAMP)
+	$(VENV)/bin/python examples/demo
+
+test: $(STAMP)
+	tests/lab/run --tests
+
+lint: $(STAMP)
+	$(VENV)/bin/python -m pytest tests/test_linters.py
+
+lab-shell:
+	tests/lab/run --lane $(or $(LANE),container) --shell
+
+bench: $(STAMP)
+	tests/lab/run --lane container -- python3 -m tests.bench
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache

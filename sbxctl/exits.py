@@ -1,0 +1,34 @@
+"""The exit codes of sbxctl, in one table (README and the man page quote it).
+
+`sbxctl run` and `sbxctl exec` pass the command's own exit code through (0 to 255; a command that
+died of signal n by itself gives 128 + n). What sbxd did, rather than the command, has a code from
+230 up; scripts that must tell them from a command's own use `--json`.
+"""
+
+from enum import IntEnum
+
+from sbxd.port.command import KillReason
+
+
+class Exit(IntEnum):
+    OK = 0
+    TIMEOUT = 230
+    MEMORY = 231
+    OUTPUT_LIMIT = 232
+    PIDS = 233
+    DISK = 234
+    CANCELLED = 235
+    EXPIRED = 236
+    SERVICE_SHUTDOWN = 237
+    REJECTED = 240
+    UNAVAILABLE = 241
+    ESCAPE_SUSPECTED = 242
+    WORKSPACE = 243
+    USAGE = 245
+    HOST_DEGRADED = 246  # sbxctl doctor: something is missing
+    INTERRUPTED = 130
+
+
+def of_kill(reason: KillReason) -> Exit:
+    """The exit code for a command that the service killed."""
+    return Exit[reason.name]
