@@ -1,0 +1,218 @@
+"""Builds the cached layers that every lane is made of.
+
+`root` (Debian with systemd), `environment` (the project's dependencies in /opt/sbxd, as a layer
+over the root), `uml` (kernel and modules), `image` (a tar for sandboxes). None of them holds a
+file of the project: the work tree is bound in at boot, so a change of code never costs a build.
+
+Invariant: no mirror, registry or proxy is named here or kept in a layer. apt's and pip's settings
+are those of the machine, handed in for the time of the build.
+"""
+
+import os
+import re
+import shlex
+import shutil
+import tempfile
+import tomllib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from . import cache, kernel
+from .host import REPOSITORY, LabError, require_root, require_tools
+from .packages import (
+    EXTRAS,
+    IMAGE_PACKAGES,
+    ROOT_PACKAGES,
+    SUITE,
+    UML_PACKAGE,
+    UML_SUITE,
+)
+
+Say = Callable[[str], None]
+
+# Raise one of these when the way of building changes and the packages do not.
+_ROOT_RECIPE = 1
+_ENVIRONMENT_RECIPE = 1
+_UML_RECIPE = 1
+_IMAGE_RECIPE = 1
+
+_HANDED_OVER = re.compile(r"^Acquire::(Check-|https?::|Retries)")
+
+
+@dataclass(frozen=True)
+class Layers:
+    """Paths of complete cache entries."""
+
+    root: Path
+    environment: Path
+    image: Path
+    uml: Path | None
+
+
+def obtain(lane: str, say: Say) -> Layers:
+    """All layers that a lane needs, built where the cache has them not."""
+    require_root()
+    require_tools()
+    root_recipe = [_ROOT_RECIPE, SUITE, ROOT_PACKAGES]
+    requirements = project_requirements()
+    try:
+        root = cache.obtain("root", root_recipe, _build_root, say)
+        environment = cache.obtain(
+            "environment",
+            [_ENVIRONMENT_RECIPE, root_recipe, requirements],
+            lambda target: _build_environment(target, root, requirements),
+            say,
+        )
+        image = cache.obtain(
+            "image", [_IMAGE_RECIPE, SUITE, IMAGE_PACKAGES], _build_image, say
+        )
+        uml = None
+        if lane == "uml":
+            uml = cache.obtain("uml", [_UML_RECIPE, UML_SUITE, UML_PACKAGE], _build_uml, say)
+    except OSError as error:
+        raise LabError(f"a layer of the lab could not be built: {error}") from error
+    return Layers(root=root, environment=environment, image=image, uml=uml)
+
+
+def project_requirements() -> list[str]:
+    """The dependencies that pyproject.toml declares, with the lab's extras."""
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
+    wanted: list[str] = list(project["dependencies"])
+    for extra in EXTRAS:
+        wanted += project["optional-dependencies"][extra]
+    return sorted(set(wanted))
+
+
+def _mmdebstrap(*arguments: str) -> None:
+    dump = kernel.run("apt-config", "dump", "--format", "%F %v%n") if _has_apt() else ""
+    options = []
+    for line in dump.splitlines():
+        name, _, value = line.partition(" ")
+        if _HANDED_OVER.match(name) and value:
+            options.append(f'--aptopt={name} "{value}"')
+    kernel.run("mmdebstrap", "--mode=root", *options, *arguments)
+
+
+def _has_apt() -> bool:
+    return shutil.which("apt-config") is not None
+
+
+def _build_root(target: Path) -> None:
+    _mmdebstrap("--variant=minbase", f"--include={','.join(ROOT_PACKAGES)}", SUITE, str(target))
+    # The same id each time: systemd then takes no boot for the first one.
+    (target / "etc" / "machine-id").write_text("5b0d1ab05b0d1ab05b0d1ab05b0d1ab0\n")
+    # mmdebstrap leaves the machine's own here.
+    (target / "etc" / "hostname").write_text("sbxd-lab\n")
+    (target / "etc" / "resolv.conf").write_text("")
+
+
+def _build_image(target: Path) -> None:
+    _mmdebstrap(
+        "--variant=minbase",
+        "--format=tar",
+        f"--include={','.join(IMAGE_PACKAGES)}",
+        SUITE,
+        str(target),
+    )
+
+
+def _build_uml(target: Path) -> None:
+    whole = target.with_name(target.name + "-whole")
+    shutil.rmtree(whole, ignore_errors=True)
+    _mmdebstrap("--variant=extract", f"--include={UML_PACKAGE}", UML_SUITE, str(whole))
+    target.mkdir()
+    shutil.copy2(whole / "usr/bin/linux.uml", target / "linux.uml")
+    shutil.copytree(whole / "usr/lib/uml/modules", target / "modules", symlinks=True)
+    shutil.rmtree(whole)
+
+
+def _build_environment(target: Path, root: Path, requirements: list[str]) -> None:
+    """Fill `target` as an overlay's upper layer over `root`; in a child, for its mounts."""
+    target.mkdir(parents=True)
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            kernel.private_mounts()
+            _install_environment(target, root, requirements)
+            status = 0
+        except OSError as error:
+            os.write(2, f"{error}\n".encode())
+        finally:
+            os._exit(status)
+    if os.waitpid(child, 0)[1] != 0:
+        raise OSError("the project's dependencies could not be installed (see above)")
+
+
+def _install_environment(target: Path, root: Path, requirements: list[str]) -> None:
+    # An upper layer cannot be on another file system than its work folder. The mount point is an
+    # empty folder that is removed with rmdir alone: a recursive removal would follow the mounts.
+    work = target.with_name(target.name + "-work")
+    shutil.rmtree(work, ignore_errors=True)
+    merged = Path(tempfile.mkdtemp(prefix="sbxd-lab-"))
+    try:
+        kernel.overlay([root], target, work, merged)
+        try:
+            _install_in(merged, requirements)
+        finally:
+            kernel.run("umount", "--recursive", str(merged))
+    finally:
+        merged.rmdir()
+    shutil.rmtree(work)
+
+
+def _install_in(merged: Path, requirements: list[str]) -> None:
+    for folder in ("tmp", "mnt"):
+        kernel.mount("tmpfs", merged / folder, kind="tmpfs")
+    kernel.mount("proc", merged / "proc", kind="proc")
+    for node in ("null", "zero", "urandom"):
+        kernel.bind(f"/dev/{node}", merged / "tmp" / "dev" / node)
+    kernel.mount(merged / "tmp/dev", merged / "dev", "rbind")
+    for file in ("/etc/resolv.conf", "/etc/hosts"):
+        if Path(file).exists():
+            kernel.bind(file, merged / file.lstrip("/"), "ro")
+    lines = [f"export {name}={shlex.quote(value)}" for name, value in _pip_settings(merged)]
+    wanted = " ".join(shlex.quote(requirement) for requirement in requirements)
+    script = "\n".join(
+        (
+            "set -e",
+            "export PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/tmp LANG=C.UTF-8",
+            *lines,
+            "python3 -m venv /opt/sbxd",
+            f"/opt/sbxd/bin/pip install --quiet --no-cache-dir {wanted}",
+        )
+    )
+    kernel.run("chroot", str(merged), "/bin/sh", "-c", script, environment={"PATH": os.environ["PATH"]})
+
+
+def _pip_settings(merged: Path) -> list[tuple[str, str]]:
+    """The machine's pip settings as PIP_ variables; the files they name are bound under /mnt."""
+    settings: dict[str, str] = {}
+    try:
+        listed = kernel.run("python3", "-m", "pip", "config", "list")
+    except OSError:
+        listed = ""  # no pip on this machine: it then has no settings either
+    for line in listed.splitlines():
+        name, _, value = line.partition("=")
+        section, _, option = name.partition(".")
+        if section in ("global", "install", ":env:"):
+            settings["PIP_" + option.upper().replace("-", "_")] = value.strip("'\"")
+    for name, value in os.environ.items():
+        if name.startswith("PIP_") or name.lower() in ("http_proxy", "https_proxy", "no_proxy"):
+            settings[name] = value
+    bound: list[tuple[str, str]] = []
+    for number, (name, value) in enumerate(sorted(settings.items())):
+        words = []
+        for place, word in enumerate(value.replace("\\n", " ").split()):
+            path = Path(word.removeprefix("file://"))
+            if path.is_absolute() and path.exists():
+                inside = Path("/mnt") / f"pip-{number}-{place}" / path.name
+                # An index links to its neighbours (../../files), so its parent comes along.
+                source = path.parent if word.startswith("file://") else path
+                target = inside.parent if word.startswith("file://") else inside
+                kernel.bind(source, merged / str(target).lstrip("/"), "ro")
+                word = word.replace(str(path), str(inside))
+            words.append(word)
+        bound.append((name, " ".join(words)))
+    return bound

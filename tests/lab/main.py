@@ -1,0 +1,110 @@
+"""The lab's command line: `tests/lab/run` (see README.md beside this file).
+
+Exit status: that of the command in the lane; 1 when tests failed; 125 when a lane could not be
+set up or the arguments make no sense; 130 when interrupted.
+"""
+
+import argparse
+import os
+import signal
+import sys
+from types import FrameType
+
+from . import session
+from .host import LabError, require_root
+from .session import LANE_NAMES, Lane, Wish
+from .terminal import shell
+
+USAGE_STATUS = 125
+
+
+def main(argv: list[str]) -> int:
+    signal.signal(signal.SIGTERM, _interrupt)
+    signal.signal(signal.SIGHUP, _interrupt)
+    try:
+        return _main(argv)
+    except LabError as error:
+        print(f"lab: {error}", file=sys.stderr)
+        return USAGE_STATUS
+    except KeyboardInterrupt:
+        return 130
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+def _say(text: str) -> None:
+    print(f"lab: {text}", file=sys.stderr, flush=True)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="tests/lab/run", description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--lane", choices=(*LANE_NAMES, "host", "native"))
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument("--shell", action="store_true", help="a shell for a person")
+    what.add_argument("--tests", action="store_true", help="run tests, each where it belongs")
+    what.add_argument("--stop", metavar="NAME", help="end a kept lane")
+    what.add_argument("--list", action="store_true", help="show the lanes that are up")
+    what.add_argument("--build", action="store_true", help="fill the cache for --lane and stop")
+    parser.add_argument("--keep", metavar="NAME", help="use the kept lane NAME, booted if need be")
+    parser.add_argument("--no-daemon", action="store_true", help="do not enable sbxd's sockets")
+    parser.add_argument("--writable", action="store_true", help="/src may be written in the lane")
+    parser.add_argument("command", nargs=argparse.REMAINDER, help="command, or pytest's arguments")
+    return parser
+
+
+def _main(argv: list[str]) -> int:
+    arguments = _parser().parse_args(argv)
+    command: list[str] = arguments.command
+    if command[:1] == ["--"]:
+        command = command[1:]
+    if arguments.list:
+        for lane in session.alive():
+            print(f"{lane.name}\t{lane.lane}")
+        return 0
+    if arguments.stop:
+        found = session.find(arguments.stop)
+        if not found:
+            raise LabError(f"no lane `{arguments.stop}` is up")
+        found.stop()
+        return 0
+    if arguments.tests:
+        from .testing import run_tests
+
+        return run_tests(arguments.lane, command, _say)
+    if arguments.lane not in LANE_NAMES:
+        raise LabError(f"say which lane: --lane {' | '.join(LANE_NAMES)}")
+    require_root()
+    if arguments.build:
+        session.layers.obtain(arguments.lane, _say)
+        return 0
+    if not command and not arguments.shell and not arguments.keep:
+        raise LabError("say what to run, or --shell")
+    wish = Wish(
+        lane=arguments.lane,
+        daemon=not arguments.no_daemon,
+        writable=arguments.writable,
+    )
+    lane = session.find(arguments.keep) if arguments.keep else None
+    if lane and lane.lane != wish.lane:
+        raise LabError(f"the lane `{lane.name}` is up and of kind {lane.lane}")
+    lane = lane or session.start(wish, arguments.keep, _say)
+    try:
+        return _run(lane, command, arguments.shell)
+    finally:
+        lane.release()
+
+
+def _run(lane: Lane, command: list[str], interactive: bool) -> int:
+    if interactive:
+        return shell(lane, command or ["/bin/bash", "-l"])
+    if not command:
+        return 0
+    return lane.run(command, lambda data: _write(1, data), lambda data: _write(2, data))
+
+
+def _write(fd: int, data: bytes) -> None:
+    rest = memoryview(data)
+    while rest:
+        rest = rest[os.write(fd, rest) :]

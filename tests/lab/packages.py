@@ -1,0 +1,51 @@
+"""What the lanes are made of: Debian suites and packages, as data.
+
+A change here changes the cache's keys, so the next start builds anew.
+"""
+
+SUITE = "trixie"
+
+ROOT_PACKAGES = (
+    "apparmor",
+    "apparmor-utils",
+    "attr",
+    "bubblewrap",
+    "ca-certificates",
+    "crun",
+    "dbus",
+    "e2fsprogs",
+    "gcc",
+    "iproute2",
+    "kmod",
+    "less",
+    "libc6-dev",
+    "libseccomp2",
+    "libsystemd-dev",
+    "make",
+    "mmdebstrap",
+    "mount",
+    "nftables",
+    "pkg-config",
+    "procps",
+    "python3",
+    "python3-dev",
+    "python3-venv",
+    "quota",
+    "runsc",
+    "strace",
+    "systemd",
+    "systemd-sysv",
+    "udev",
+    "util-linux",
+    "xfsprogs",
+)
+
+# The kernel of user mode: earlier suites' panics on processors with a large FP state.
+UML_SUITE = "forky"
+UML_PACKAGE = "user-mode-linux"
+
+# The root file system that sandboxes get in the lanes.
+IMAGE_PACKAGES = ("python3",)
+
+# The extras of the project that its virtual environment in the lanes holds.
+EXTRAS = ("daemon", "cli", "postgres", "mcp", "test")
