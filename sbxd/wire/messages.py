@@ -52,7 +52,7 @@ class Message(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
 
 
 class Request(Message, frozen=True, kw_only=True):
-    """Base of what a client asks. `request_id` is fresh on this connection."""
+    """Base of what a client asks. `request_id` is larger than any before on this connection."""
 
     request_id: RequestIdField
 
@@ -79,10 +79,23 @@ class Welcome(Message, frozen=True, tag="welcome", kw_only=True):
     mechanism: str
 
 
+class GoodbyeCode(StrEnum):
+    """Why a server closes. NOT_AUTHORIZED and VERSION will not change by asking again."""
+
+    NOT_AUTHORIZED = "NOT_AUTHORIZED"
+    VERSION = "VERSION"
+    PROTOCOL = "PROTOCOL"
+    CAPACITY = "CAPACITY"
+    IDLE = "IDLE"
+    SHUTTING_DOWN = "SHUTTING_DOWN"
+    FAILED = "FAILED"
+
+
 class Goodbye(Message, frozen=True, tag="goodbye", kw_only=True):
     """The server's last frame: why it closes. The same text for every failed authentication."""
 
     reason: str
+    code: GoodbyeCode = GoodbyeCode.SHUTTING_DOWN
 
 
 # --- worker requests --------------------------------------------------------------------------
@@ -149,7 +162,9 @@ class AdminDescribe(Request, frozen=True, tag="admin_describe", kw_only=True):
 
 
 class AdminList(Request, frozen=True, tag="admin_list", kw_only=True):
-    """All live environments."""
+    """All live environments, oldest first. skip: how many of them an earlier page has shown."""
+
+    skip: Annotated[int, Meta(ge=0, le=1_000_000)] = 0
 
 
 class AdminInspect(Request, frozen=True, tag="admin_inspect", kw_only=True):
@@ -361,8 +376,11 @@ class Described(Message, frozen=True, tag="described", kw_only=True):
 
 
 class Environments(Message, frozen=True, tag="environments", kw_only=True):
+    """more: the page is full and AdminList with a larger `skip` shows the rest."""
+
     request_id: RequestIdField
     environments: tuple[EnvironmentInfo, ...]
+    more: bool = False
 
 
 class Images(Message, frozen=True, tag="images", kw_only=True):
