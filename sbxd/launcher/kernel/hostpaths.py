@@ -1,0 +1,141 @@
+"""Every host path that the launcher uses. No other module of it spells one.
+
+Invariants: an environment id or an image digest is checked against its grammar before it becomes
+part of a path; everything that root writes lies below directories that only root may change
+(`private_directory` proves it), so that the owner of the image store cannot redirect root.
+
+Layout of the state directory (root, 0755):
+    images/    the OCI layout, written by the user `sbxd`, read and verified here
+    unpacked/  root, 0700: `<digest hex>/rootfs` and `<digest hex>/complete`
+    volumes/   root, 0700: see `sbxd.launcher.kernel.volume`
+    uids/      root, 0700: one file `<base>-<environment id>` per block in use
+"""
+
+import os
+import re
+import stat
+
+from sbxd.port.ids import ENVIRONMENT_ID_PATTERN
+
+STATE_DIRECTORY = "/var/lib/sbxd"
+CGROUP_ROOT = "/sys/fs/cgroup"
+SLICE = "sbx.slice"
+SCOPE_PREFIX = "sbx-"
+SCOPE_SUFFIX = ".scope"
+LAUNCHER_SOCKET = "/run/sbxd-launcher/launcher.sock"
+SYSTEMD_PRIVATE_SOCKET = "/run/systemd/private"
+SYSTEM_BUS_SOCKET = "/run/dbus/system_bus_socket"
+NULL_DEVICE = "/dev/null"
+PROC = "/proc"
+
+_ENVIRONMENT_ID = re.compile(ENVIRONMENT_ID_PATTERN)
+_SCOPE = re.compile(r"^sbx-([0-9a-f]{32})\.scope$")
+_DIGEST = re.compile(r"^sha256:([0-9a-f]{64})$")
+
+
+def _checked(environment_id: str) -> str:
+    if _ENVIRONMENT_ID.fullmatch(environment_id) is None:
+        raise ValueError("not an environment id")
+    return environment_id
+
+
+def scope_name(environment_id: str) -> str:
+    """The unit of one environment."""
+    return f"{SCOPE_PREFIX}{_checked(environment_id)}{SCOPE_SUFFIX}"
+
+
+def environment_of_scope(name: str) -> str | None:
+    """The environment whose unit has this name, or None when it is not one of ours."""
+    match = _SCOPE.fullmatch(name)
+    return match.group(1) if match else None
+
+
+def slice_directory() -> str:
+    """The cgroup directory that holds all scopes."""
+    return f"{CGROUP_ROOT}/{SLICE}"
+
+
+def scope_directory(environment_id: str) -> str:
+    """The cgroup directory of one environment's scope."""
+    return f"{CGROUP_ROOT}/{SLICE}/{scope_name(environment_id)}"
+
+
+def cgroup_path(environment_id: str, leaf: str) -> str:
+    """What the third field of /proc/PID/cgroup says of a process in this leaf of the box."""
+    return f"/{SLICE}/{scope_name(environment_id)}/box/{leaf}"
+
+
+def digest_hex(image_digest: str) -> str:
+    """The hexadecimal part of `sha256:…`. Raises ValueError for anything else."""
+    match = _DIGEST.fullmatch(image_digest)
+    if match is None:
+        raise ValueError("not an image digest")
+    return match.group(1)
+
+
+def images_directory() -> str:
+    """The OCI layout (owned by the user sbxd: nothing in it is trusted before it is hashed)."""
+    return f"{STATE_DIRECTORY}/images"
+
+
+def unpacked_directory() -> str:
+    """Where unpacked images live."""
+    return f"{STATE_DIRECTORY}/unpacked"
+
+
+def volumes_directory() -> str:
+    """Where volumes live."""
+    return f"{STATE_DIRECTORY}/volumes"
+
+
+def uids_directory() -> str:
+    """Where the uid blocks in use are recorded."""
+    return f"{STATE_DIRECTORY}/uids"
+
+
+def process_file(pid: int, name: str) -> str:
+    """A file of a process as the launcher's own /proc shows it."""
+    return f"{PROC}/{pid:d}/{name}"
+
+
+def boot_id() -> str:
+    """The kernel's id of this boot."""
+    with open(f"{PROC}/sys/kernel/random/boot_id", encoding="ascii") as file:
+        return file.read().strip()
+
+
+class UntrustedDirectory(OSError):
+    """A directory that root is to write below can be changed by somebody else."""
+
+
+def private_directory(path: str) -> int:
+    """Open `path`, making it (root, 0700) when it is missing; the caller owns the descriptor.
+
+    Raises UntrustedDirectory when the directory or its parent is a link, is not root's or may be
+    written by others.
+    """
+    parent = os.open(os.path.dirname(path), os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        _require_ours(parent)
+        name = os.path.basename(path)
+        try:
+            os.mkdir(name, 0o700, dir_fd=parent)
+        except FileExistsError:
+            pass
+        directory = os.open(name, os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW, dir_fd=parent)
+    finally:
+        os.close(parent)
+    try:
+        _require_ours(directory)
+    except OSError:
+        os.close(directory)
+        raise
+    return directory
+
+
+def _require_ours(directory: int) -> None:
+    status = os.fstat(directory)
+    if status.st_uid != 0 or stat.S_IMODE(status.st_mode) & 0o022:
+        raise UntrustedDirectory(
+            1, "a directory of the launcher is not root's alone: chown root, chmod go-w"
+        )
