@@ -119,6 +119,9 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     launcher_socket: Annotated[str, Meta(pattern=r"^/[^\x00]+$")] = (
         "/run/sbxd-launcher/launcher.sock"
     )
+    journal_socket: Annotated[str, Meta(pattern=r"^/[^\x00]{1,106}$")] = (
+        "/run/systemd/journal/socket"
+    )
 
 
 SMALLEST_WORKSPACE_BYTES = 16 * MIB
