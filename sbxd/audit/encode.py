@@ -1,0 +1,131 @@
+"""An event as the fields of one journal entry, and those as the journal's own bytes.
+
+Invariants: pure; a field's name is derived from the type alone, never from a value; a value can
+neither start a field nor end one: whatever holds a control character travels in the length-
+prefixed form; MESSAGE holds printable characters alone. Source: the native protocol of
+systemd-journald.
+"""
+
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from enum import Enum
+from string import Formatter
+
+from msgspec import Struct
+
+from sbxd.audit.events import AuditEvent
+
+IDENTIFIER = b"sbxd"
+FIELD_PREFIX = "SBX_"
+# A bound for each value; what is above it is cut, and the cut is marked.
+VALUE_BYTES_MAX = 16 * 1024
+MESSAGE_CHARACTERS_MAX = 1024
+VALUES_MAX = 1024
+_CUT_MARK = b"[cut]"
+
+Field = tuple[str, bytes]
+
+
+def encode(event: AuditEvent) -> list[Field]:
+    """The fields of an event: MESSAGE, MESSAGE_ID, PRIORITY, SYSLOG_IDENTIFIER, SBX_*."""
+    kind = type(event)
+    fields: list[Field] = [
+        ("MESSAGE", summary(event).encode()),
+        ("MESSAGE_ID", kind.MESSAGE_ID.encode("ascii")),
+        ("PRIORITY", str(int(kind.PRIORITY)).encode("ascii")),
+        ("SYSLOG_IDENTIFIER", IDENTIFIER),
+        (FIELD_PREFIX + "EVENT", kind.__name__.encode("ascii")),
+    ]
+    fields.extend(_flatten(event, FIELD_PREFIX))
+    return fields
+
+
+def summary(event: AuditEvent) -> str:
+    """The text of MESSAGE: one line of printable characters."""
+    parts = []
+    for literal, name, _, _ in Formatter().parse(type(event).SUMMARY):
+        parts.append(literal)
+        if name is not None:
+            parts.append(printable(_text(getattr(event, name))))
+    return "".join(parts)[:MESSAGE_CHARACTERS_MAX]
+
+
+def printable(text: str) -> str:
+    """The text with everything that is not a printable character as a backslash escape."""
+    return "".join(
+        character
+        if character.isprintable() and character != "\\"
+        else character.encode("unicode_escape").decode("ascii")
+        for character in text
+    )
+
+
+def serialize(fields: list[Field]) -> bytes:
+    """The native protocol's bytes of one entry.
+
+    A value goes as `NAME=value` and a newline when it holds no control character, else as the
+    name, a newline, its length (8 bytes, little-endian), the value and a newline.
+
+    Raises:
+        ValueError: a name that the journal would drop or trust (not A-Z, 0-9 and inner
+            underscores).
+    """
+    parts: list[bytes] = []
+    for name, value in fields:
+        if not _is_field_name(name):
+            raise ValueError(f"{name!r} is not a field name")
+        raw_name = name.encode("ascii")
+        if all(byte >= 0x20 and byte != 0x7F for byte in value):
+            parts += [raw_name, b"=", value, b"\n"]
+        else:
+            parts += [raw_name, b"\n", len(value).to_bytes(8, "little"), value, b"\n"]
+    return b"".join(parts)
+
+
+def _is_field_name(name: str) -> bool:
+    return (
+        0 < len(name) <= 64
+        and name[0].isalpha()
+        and name.isascii()
+        and name.isupper()
+        and name.replace("_", "").isalnum()
+    )
+
+
+def _flatten(struct: Struct, prefix: str) -> Iterator[Field]:
+    for attribute in struct.__struct_fields__:
+        value = getattr(struct, attribute)
+        name = prefix + attribute.upper()
+        if isinstance(value, Struct):
+            yield from _flatten(value, name + "_")
+        elif isinstance(value, tuple):
+            for element in value[:VALUES_MAX]:
+                yield name, _bytes(element)
+        elif value is not None:
+            yield name, _bytes(value)
+
+
+def _bytes(value: object) -> bytes:
+    raw = _text(value).encode("utf-8", "surrogateescape")
+    if len(raw) > VALUE_BYTES_MAX:
+        return raw[: VALUE_BYTES_MAX - len(_CUT_MARK)] + _CUT_MARK
+    return raw
+
+
+def _text(value: object) -> str:
+    match value:
+        case None:
+            return "-"
+        case bool():
+            return "true" if value else "false"
+        case Enum():
+            return str(value.value)
+        case str():
+            return value
+        case int():
+            return str(value)
+        case datetime():
+            return value.astimezone(UTC).isoformat(timespec="milliseconds")
+        case tuple():
+            return ", ".join(_text(element) for element in value) or "-"
+    raise TypeError(f"an event may not hold a {type(value).__name__}")
