@@ -1,0 +1,145 @@
+"""The operator's verbs over the admin socket, for `sbxctl`.
+
+    async with connect_admin("/run/sbxd/admin.sock") as admin:
+        print((await admin.describe()).mechanism)
+
+Every method raises ExecutionUnavailable or ExecutionRejected. `admin.environments` is the
+ExecutionEnvironment port over the same connection.
+"""
+
+from collections.abc import AsyncIterable, AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import TypeVar
+
+from sbxd.client.channel import Channel
+from sbxd.client.remote import Hooks, RemoteExecutionEnvironment, open_channel
+from sbxd.client.replies import error_of
+from sbxd.client.workspace import RemoteWorkspace
+from sbxd.port.environment import EnvironmentHandle
+from sbxd.port.errors import ExecutionUnavailable, UnavailableCode
+from sbxd.port.ids import EnvironmentId
+from sbxd.wire import messages as m
+from sbxd.wire.legality import Role
+
+Reply = TypeVar("Reply", bound=m.Message)
+
+
+class AdminClient:
+    """What an operator may ask. Made by `connect_admin`."""
+
+    def __init__(self, channel: Channel) -> None:
+        self.channel = channel
+
+    @property
+    def environments(self) -> RemoteExecutionEnvironment:
+        """The port over this connection; an operator may act on every environment."""
+        return RemoteExecutionEnvironment(self.channel)
+
+    def environments_with(self, hooks: Hooks) -> RemoteExecutionEnvironment:
+        """The same, with hooks (live output)."""
+        return RemoteExecutionEnvironment(self.channel, hooks=hooks)
+
+    def workspace(self, handle: EnvironmentHandle) -> RemoteWorkspace:
+        """The files of one environment."""
+        return RemoteWorkspace(self.channel, handle)
+
+    async def describe(self) -> m.Described:
+        """What the daemon is: settings, images, reserve and what its host can enforce."""
+        return await self._ask(lambda i: m.AdminDescribe(request_id=i), m.Described)
+
+    async def list(self) -> tuple[m.EnvironmentInfo, ...]:
+        """All live environments, oldest first."""
+        found: tuple[m.EnvironmentInfo, ...] = ()
+        while True:
+            page = await self._page(skip=len(found))
+            found += page.environments
+            if not page.more or not page.environments:
+                return found
+
+    async def inspect(self, environment_id: EnvironmentId) -> m.EnvironmentInfo:
+        """One environment. Raises ExecutionRejected(ENVIRONMENT_GONE)."""
+        reply = await self._ask(
+            lambda i: m.AdminInspect(request_id=i, environment_id=environment_id),
+            m.Environments,
+        )
+        return reply.environments[0]
+
+    async def image_import(
+        self,
+        stream: AsyncIterable[bytes],
+        size_bytes: int,
+        *,
+        expected_digest: str | None = None,
+        label: str = "",
+    ) -> m.ImageInfo:
+        """Import an uncompressed root-file-system tar of exactly size_bytes.
+
+        Raises: ExecutionRejected when the digest is not the expected one or the tar is refused;
+        ValueError when `stream` holds more or fewer bytes.
+        """
+        reply = await self._ask(
+            lambda i: m.ImageImport(
+                request_id=i, size_bytes=size_bytes, expected_digest=expected_digest, label=label
+            ),
+            m.ImageImported,
+            upload=stream,
+        )
+        return reply.image
+
+    async def image_list(self) -> tuple[m.ImageInfo, ...]:
+        """All images of the store."""
+        return (await self._ask(lambda i: m.ImageList(request_id=i), m.Images)).images
+
+    async def image_remove(self, digest: str) -> None:
+        """Remove an image that nothing stands on. Raises ExecutionRejected."""
+        await self._ask(lambda i: m.ImageRemove(request_id=i, digest=digest), m.Done)
+
+    async def reconcile(self) -> m.Reconciled:
+        """Destroy what nobody owns; report it and what could not be proven stopped."""
+        return await self._ask(lambda i: m.Reconcile(request_id=i), m.Reconciled)
+
+    async def _page(self, *, skip: int) -> m.Environments:
+        return await self._ask(lambda i: m.AdminList(request_id=i, skip=skip), m.Environments)
+
+    async def _ask(
+        self,
+        make: Callable[[int], m.Request],
+        expected: type[Reply],
+        *,
+        upload: AsyncIterable[bytes] | None = None,
+    ) -> Reply:
+        call = await self.channel.start(make)
+        try:
+            if upload is not None:
+                await call.upload(upload)
+            reply = await call.receive()
+        finally:
+            call.cancel()
+            self.channel.abandon(call, then=_ignore)
+        error = error_of(reply)
+        if error is not None:
+            raise error
+        if not isinstance(reply, expected):
+            raise ExecutionUnavailable(
+                UnavailableCode.UNREACHABLE, f"unexpected reply {type(reply).__name__}"
+            )
+        return reply
+
+
+@asynccontextmanager
+async def connect_admin(
+    path: str, *, client_name: str = "sbxctl", credential: bytes | None = None
+) -> AsyncIterator[AdminClient]:
+    """Connect to a daemon's admin socket.
+
+    Raises: ExecutionUnavailable(UNREACHABLE, CAPACITY, SHUTTING_DOWN);
+    ExecutionRejected(NOT_AUTHORIZED).
+    """
+    async with open_channel(
+        path, role=Role.ADMIN, client_name=client_name, credential=credential
+    ) as channel:
+        yield AdminClient(channel)
+
+
+def _ignore(reply: m.Message) -> None:
+    """The terminal reply of a call that its caller has left."""

@@ -1,0 +1,326 @@
+"""One connection to the daemon, shared by many concurrent requests.
+
+Invariants: frames are queued whole and written by one task, so no cancellation can leave half a
+frame on the wire; what is queued or received is bounded by the credit and by the number of open
+requests; a request that its caller has left is drained to its terminal reply. The connection is
+never made anew: once it is lost, every call raises ExecutionUnavailable(UNREACHABLE).
+
+Works under asyncio and trio. Deliberately absent: what requests mean.
+"""
+
+from collections import deque
+from collections.abc import AsyncIterable, AsyncIterator, Callable
+from typing import TypeVar
+
+import anyio
+from anyio.abc import ByteStream
+
+from sbxd.port.errors import (
+    ExecutionRejected,
+    ExecutionUnavailable,
+    PortError,
+    RejectedCode,
+    UnavailableCode,
+)
+from sbxd.wire import messages as m
+from sbxd.wire.connection import ClientConnection, Pause
+from sbxd.wire.errors import LocalProtocolError, ProtocolError
+from sbxd.wire.legality import ALL_TERMINAL
+
+RECEIVE_BYTES = 64 * 1024
+CREDIT_BATCH_BYTES = m.INITIAL_CREDIT_BYTES // 4
+FAREWELLS_NOT_AUTHORIZED = (m.GoodbyeCode.NOT_AUTHORIZED, m.GoodbyeCode.VERSION)
+
+AnyRequestType = TypeVar("AnyRequestType", bound=m.Request)
+
+
+class Call:
+    """One request of a channel: its replies in order, and its credit.
+
+    Exactly one task uses a call. Whoever stops before the terminal reply hands the call to
+    `Channel.abandon`.
+    """
+
+    def __init__(self, channel: "Channel", request_id: int) -> None:
+        self.request_id = request_id
+        self._channel = channel
+        self._inbox: deque[m.Message] = deque()
+        self._changed = anyio.Event()
+        self._unreturned_bytes = 0
+        self.abandoned: Callable[[m.Message], None] | None = None
+
+    async def receive(self) -> m.Message:
+        """The next reply; the last one is terminal.
+
+        Raises: ExecutionUnavailable(UNREACHABLE) when the connection is lost first.
+
+        Cancellation: no reply is lost; it can be received by a later call.
+        """
+        while not self._inbox:
+            self._channel.raise_if_lost()
+            await self._changed.wait()
+        message = self._inbox.popleft()
+        if isinstance(message, m.Output | m.Content):
+            self._consumed(len(message.data))
+        return message
+
+    async def upload(self, data: AsyncIterable[bytes]) -> None:
+        """Send the announced bytes as credit allows; returns early at a terminal reply.
+
+        Raises: ExecutionUnavailable(UNREACHABLE); ValueError when `data` holds more or fewer
+        bytes than were announced.
+        """
+        async for piece in data:
+            view = memoryview(piece)
+            while view:
+                window = await self._wait_credit()
+                if window is None:
+                    return
+                size = min(window, m.CHUNK_BYTES_MAX, len(view))
+                self._channel.post(m.Upload(request_id=self.request_id, data=bytes(view[:size])))
+                view = view[size:]
+        if self._channel.is_uploading(self.request_id):
+            raise ValueError("fewer bytes were given than announced")
+
+    def cancel(self) -> None:
+        """Ask the daemon to end the request. Without effect when it is over, or asked already."""
+        self._channel.post_cancel(self.request_id)
+
+    def deliver(self, message: m.Message) -> None:
+        """Take a reply from the channel's reader."""
+        if self.abandoned is not None:
+            if isinstance(message, m.Output | m.Content):
+                self._consumed(len(message.data))
+            elif type(message) in ALL_TERMINAL:
+                self.abandoned(message)
+            return
+        if not isinstance(message, m.Credit):
+            self._inbox.append(message)
+        self.wake()
+
+    def abandon(self, then: Callable[[m.Message], None]) -> None:
+        """Drop what is and will be received; give the terminal reply to `then`."""
+        self.abandoned = then
+        while self._inbox:
+            self.deliver(self._inbox.popleft())
+
+    def wake(self) -> None:
+        self._changed.set()
+        self._changed = anyio.Event()
+
+    async def _wait_credit(self) -> int | None:
+        while True:
+            self._channel.raise_if_lost()
+            if any(type(message) in ALL_TERMINAL for message in self._inbox):
+                return None
+            if not self._channel.is_uploading(self.request_id):
+                raise ValueError("more bytes were given than announced")
+            window = self._channel.credit_bytes(self.request_id)
+            if window:
+                return window
+            await self._changed.wait()
+
+    def _consumed(self, size: int) -> None:
+        self._unreturned_bytes += size
+        if self._unreturned_bytes >= CREDIT_BATCH_BYTES:
+            self._channel.post_credit(self.request_id, self._unreturned_bytes)
+            self._unreturned_bytes = 0
+
+
+class Channel:
+    """Multiplexes requests over one stream. Made by `sbxd.client.remote.connect`."""
+
+    def __init__(self, stream: ByteStream, connection: ClientConnection) -> None:
+        self._stream = stream
+        self._connection = connection
+        self._calls: dict[int, Call] = {}
+        self._outgoing: deque[bytes] = deque()
+        self._outgoing_changed = anyio.Event()
+        self._slot_freed = anyio.Event()
+        self._lost: tuple[UnavailableCode, str] | None = None
+        self.welcome: m.Welcome | None = None
+
+    async def greet(self, hello: m.Hello) -> m.Welcome:
+        """Say Hello and wait for Welcome. Before `run`.
+
+        Raises: ExecutionRejected(NOT_AUTHORIZED) or ExecutionUnavailable, as the daemon says.
+        """
+        try:
+            await self._stream.send(self._connection.send(hello))
+            while True:
+                event = self._connection.next_event()
+                if isinstance(event, m.Welcome):
+                    self.welcome = event
+                    return event
+                if isinstance(event, m.Goodbye):
+                    raise _refused(event)
+                if event is Pause.CLOSED:
+                    raise _unreachable("the daemon closed the connection before its greeting")
+                self._connection.receive_data(await self._receive())
+        except (OSError, anyio.BrokenResourceError, ProtocolError) as error:
+            raise _unreachable(f"the greeting failed: {_cause(error)}") from None
+
+    async def run(self) -> None:
+        """Read and write until the connection is lost. Raises nothing."""
+        try:
+            async with anyio.create_task_group() as group:
+                group.start_soon(self._write)
+                await self._read()
+                group.cancel_scope.cancel()
+        finally:
+            self._lose(UnavailableCode.UNREACHABLE, "the connection is closed")
+
+    async def start(self, make: Callable[[int], m.Request]) -> Call:
+        """Send a request as soon as fewer than the allowed number are open.
+
+        Args:
+            make: builds the request from its identifier.
+
+        Raises: ExecutionUnavailable(UNREACHABLE); ExecutionRejected(PROTOCOL) for a request that
+        cannot be framed.
+
+        Cancellation: nothing was sent.
+        """
+        while True:
+            self.raise_if_lost()
+            if self._connection.open_requests < m.REQUESTS_IN_FLIGHT_MAX:
+                return self.start_nowait(make)
+            await self._slot_freed.wait()
+
+    def start_nowait(self, make: Callable[[int], m.Request]) -> Call:
+        """As `start`, for a caller that knows that there is room."""
+        self.raise_if_lost()
+        request_id = self._connection.fresh_request_id()
+        try:
+            frame = self._connection.send(make(request_id))
+        except LocalProtocolError as error:
+            raise ExecutionRejected(RejectedCode.PROTOCOL, error.detail) from None
+        call = Call(self, request_id)
+        self._calls[request_id] = call
+        self._queue(frame)
+        return call
+
+    def abandon(self, call: Call, *, then: Callable[[m.Message], None]) -> None:
+        """Drain what is still to come for a call; `then` is given its terminal reply."""
+        call.abandon(then)
+
+    def raise_if_lost(self) -> None:
+        """Raises: ExecutionUnavailable(UNREACHABLE) once the connection is lost."""
+        if self._lost is not None:
+            raise ExecutionUnavailable(*self._lost)
+
+    def is_uploading(self, request_id: int) -> bool:
+        return self._connection.request_state(request_id) == "UPLOADING"
+
+    def credit_bytes(self, request_id: int) -> int:
+        return self._connection.credit_bytes(request_id)
+
+    def post(self, message: m.Message) -> None:
+        """Queue a message whose legality the caller has checked."""
+        self._queue(self._connection.send(message))
+
+    def post_cancel(self, request_id: int) -> None:
+        if self._lost is None and self._connection.request_state(request_id) in (
+            "UPLOADING",
+            "OPEN",
+        ):
+            self.post(m.Cancel(request_id=request_id))
+
+    def post_credit(self, request_id: int, size: int) -> None:
+        if self._lost is None and self._connection.request_state(request_id) != "DONE":
+            self.post(m.Credit(request_id=request_id, size_bytes=size))
+
+    def _queue(self, frame: bytes) -> None:
+        self._outgoing.append(frame)
+        self._outgoing_changed.set()
+
+    async def _write(self) -> None:
+        try:
+            while True:
+                while self._outgoing:
+                    await self._stream.send(self._outgoing.popleft())
+                self._outgoing_changed = anyio.Event()
+                await self._outgoing_changed.wait()
+        except (OSError, anyio.BrokenResourceError, anyio.ClosedResourceError):
+            # The reader sees the end, after what the daemon has still said.
+            return
+
+    async def _read(self) -> None:
+        try:
+            while True:
+                event = self._connection.next_event()
+                if event is Pause.CLOSED:
+                    self._lose(UnavailableCode.UNREACHABLE, "the daemon closed the connection")
+                    return
+                if isinstance(event, m.Goodbye):
+                    self._lose(_farewell_code(event.code), f"the daemon closed: {event.reason}")
+                    return
+                if isinstance(event, Pause):
+                    self._connection.receive_data(await self._receive())
+                elif isinstance(event, m.Ping):
+                    self.post(m.Pong(token=event.token))
+                else:
+                    self._deliver(event)
+        except (OSError, anyio.BrokenResourceError, anyio.ClosedResourceError) as error:
+            self._lose(UnavailableCode.UNREACHABLE, f"the connection is lost: {_cause(error)}")
+        except ProtocolError as error:
+            self._lose(UnavailableCode.UNREACHABLE, f"the daemon broke the protocol: {error}")
+
+    async def _receive(self) -> bytes:
+        try:
+            return await self._stream.receive(RECEIVE_BYTES)
+        except anyio.EndOfStream:
+            return b""
+
+    def _deliver(self, message: m.Message) -> None:
+        request_id: int | None = getattr(message, "request_id", None)
+        if request_id is None:
+            return
+        if type(message) in ALL_TERMINAL:
+            call = self._calls.pop(request_id)
+            self._slot_freed.set()
+            self._slot_freed = anyio.Event()
+        else:
+            call = self._calls[request_id]
+        call.deliver(message)
+
+    def _lose(self, code: UnavailableCode, detail: str) -> None:
+        if self._lost is not None:
+            return
+        self._lost = (code, detail)
+        self._slot_freed.set()
+        for call in self._calls.values():
+            call.wake()
+        self._calls.clear()
+
+
+async def chunks_of(data: bytes) -> AsyncIterator[bytes]:
+    """Bytes at hand, as the stream that an upload takes."""
+    if data:
+        yield data
+
+
+def _farewell_code(code: m.GoodbyeCode) -> UnavailableCode:
+    if code is m.GoodbyeCode.SHUTTING_DOWN:
+        return UnavailableCode.SHUTTING_DOWN
+    if code is m.GoodbyeCode.CAPACITY:
+        return UnavailableCode.CAPACITY
+    return UnavailableCode.UNREACHABLE
+
+
+def _refused(farewell: m.Goodbye) -> PortError:
+    if farewell.code in FAREWELLS_NOT_AUTHORIZED:
+        return ExecutionRejected(RejectedCode.NOT_AUTHORIZED, farewell.reason)
+    return ExecutionUnavailable(_farewell_code(farewell.code), farewell.reason)
+
+
+def _unreachable(detail: str) -> ExecutionUnavailable:
+    return ExecutionUnavailable(UnavailableCode.UNREACHABLE, detail)
+
+
+def _cause(error: BaseException) -> str:
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    if isinstance(error, ProtocolError):
+        return error.detail
+    return type(error).__name__
