@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from . import kernel
+from .container_init import make_devices
 from .host import REPOSITORY, LabError
 
 UML_MEMORY = "2048M"
@@ -121,9 +122,7 @@ def uml(root: Path, folder: Path, group: Path, console: int, layer: Path) -> Boo
     for modules in (layer / "modules").iterdir():
         kernel.bind(modules, root / "usr/lib/modules" / modules.name, "ro")
     kernel.mount("tmpfs", root / "tmp", "mode=1777", kind="tmpfs")
-    for node in ("null", "zero", "full", "random", "urandom", "tty", "net/tun"):
-        if Path("/dev", node).exists():
-            kernel.bind(Path("/dev", node), root / "dev" / node)
+    make_devices(root / "dev")  # it wants pseudo-terminals and a few others of its host
     ours, theirs = socket.socketpair()
     script = f'mount -t proc proc {root}/proc && exec chroot {root} "$@"'
     command = (
@@ -152,7 +151,7 @@ def _start(
     return subprocess.Popen(
         command,
         cwd=REPOSITORY,
-        env={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "TMPDIR": "/tmp", "LANG": "C.UTF-8"},
+        env={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "TMPDIR": "/tmp", "HOME": "/tmp"},
         stdin=subprocess.DEVNULL,
         stdout=console,
         stderr=console,
