@@ -79,15 +79,16 @@ class Description:
 class Environments(Protocol):
     """All live environments of this daemon. Methods may be awaited concurrently.
 
-    `handle` is compared field by field with the record: unknown id or another uid's is
-    ExecutionRejected(ENVIRONMENT_GONE); another tenant is SandboxEscapeSuspected(TENANT_MISMATCH)
-    and the environment is destroyed; another run or epoch is StaleLease.
+    `handle` is compared with the record (`sbxd.lifecycle.ownership`): an unknown id or another
+    uid's is ExecutionRejected(ENVIRONMENT_GONE); another tenant is
+    SandboxEscapeSuspected(TENANT_MISMATCH) and the environment is destroyed; another run or epoch
+    is StaleLease. RequestRejected and RequestUnserved are the service's to emit.
     """
 
     async def provision(self, owner: Peer, specification: EnvironmentSpec) -> EnvironmentHandle:
         """Build an environment, or hand out a prepared one, within the start budget.
 
-        Destroys every environment of the same tenant and run with an epoch that is not higher.
+        Destroys every environment of the same uid, tenant and run with a lower epoch.
 
         Raises: ExecutionRejected (admission, an epoch lower than one seen),
         ExecutionUnavailable (CAPACITY, START_BUDGET_EXCEEDED, SHUTTING_DOWN, SETUP_FAILED).
@@ -192,5 +193,6 @@ class Environments(Protocol):
     def release_owner(self, connection_id: int) -> None:
         """A connection ended. Environments that only it held become orphans: unless their
         owner's uid uses them from another connection within `orphan_grace_seconds`, they are
-        destroyed. Never blocks, never raises."""
+        destroyed. Never blocks, never raises. Call it when every call of that connection has
+        come back."""
         ...
