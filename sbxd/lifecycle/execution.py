@@ -1,0 +1,371 @@
+"""One command, from its start to a tree that is proven dead.
+
+Theory: several watchers (the main process's exit, the leaf's kernel counters, the deadline, the
+output caps, a cancel, the end of the environment) race to one `Verdict`; the first wins. Whatever
+it is, the leaf is then killed whole, proven empty, its pipes are read to their end, its counters
+are read again, and the workspace is compared. Only then is anything reported.
+
+Invariants: at most `maximum_output_bytes` of each stream are kept or passed on, and never one
+more; no wait is unbounded; a result is never made up: an end that was not observed is
+ENVIRONMENT_LOST. A second execution needs a second object.
+
+Deliberately absent: who may execute, and the audit (`sbxd.lifecycle.supervisor`).
+"""
+
+import hashlib
+from dataclasses import dataclass
+from functools import partial
+
+import trio
+
+from sbxd.lifecycle.budgets import Budgets
+from sbxd.lifecycle.environments import OutputSink
+from sbxd.lifecycle.finalize import BudgetSpent, within, within_shield
+from sbxd.lifecycle.verdict import End, ForkRefusals, Lost, Verdict, settle
+from sbxd.mechanism.protocol import (
+    Changes,
+    CommandExit,
+    CommandSpec,
+    Counters,
+    MechanismError,
+    RunningCommand,
+    Sandbox,
+    SandboxLost,
+)
+from sbxd.port.command import Evidence, ExecutionResult, KillReason, Usage
+from sbxd.wire.messages import OutputStream
+
+# At most this often are the counters read while the kernel reports changes.
+EVENT_PACE_SECONDS = 0.01
+NO_CHANGES = Changes(entries=(), truncated=False, workspace_bytes=0, workspace_inodes=0)
+NOT_COMPARED = Changes(entries=(), truncated=True, workspace_bytes=0, workspace_inodes=0)
+
+
+class TreeSurvived(Exception):
+    """The kill was sent and the leaf was not proven empty within its budget."""
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What bounds one command. Times in seconds."""
+
+    effective_timeout_seconds: float
+    maximum_output_bytes: int
+    pids_refusals_max: int
+    pids_refusals_window_seconds: float
+    files_changed_max: int
+
+
+class Capture:
+    """One stream: counts and digests what is within the cap, keeps it when nobody takes it."""
+
+    def __init__(self, stream: OutputStream, *, maximum_bytes: int, sink: OutputSink | None):
+        self.stream = stream
+        self.size_bytes = 0
+        self.exceeded = False  # the command wrote beyond the cap
+        self.incomplete = True  # not read and delivered to its end
+        self._maximum_bytes = maximum_bytes
+        self._sink = sink
+        self._digest = hashlib.sha256()
+        self._kept = bytearray()
+
+    @property
+    def sha256(self) -> str:
+        return self._digest.hexdigest()
+
+    @property
+    def kept(self) -> bytes:
+        return bytes(self._kept)
+
+    @property
+    def truncated(self) -> bool:
+        return self.exceeded or self.incomplete
+
+    async def take(self, data: bytes) -> None:
+        """Account for the next bytes of the stream and pass on what the cap allows."""
+        room = self._maximum_bytes - self.size_bytes
+        if len(data) > room:
+            self.exceeded = True
+            data = data[:room]
+        if not data:
+            return
+        if self._sink is not None:
+            await self._sink(self.stream, data)
+        else:
+            self._kept += data
+        self.size_bytes += len(data)
+        self._digest.update(data)
+
+
+class Execution:
+    """Runs one command in one sandbox. `end` may be called at any time, also before `run`."""
+
+    def __init__(
+        self, sandbox: Sandbox, terms: Terms, *, budgets: Budgets, on_output: OutputSink | None
+    ) -> None:
+        self._sandbox = sandbox
+        self._terms = terms
+        self._budgets = budgets
+        self._delivery_seconds = (
+            budgets.drain_seconds if on_output is None else budgets.delivery_seconds
+        )
+        self._verdict = Verdict()
+        self._decided = trio.Event()
+        self._captures = tuple(
+            Capture(stream, maximum_bytes=terms.maximum_output_bytes, sink=on_output)
+            for stream in (OutputStream.STDOUT, OutputStream.STDERR)
+        )
+        self._counters = Counters()
+        self._changes = NOT_COMPARED
+        self._compared = False
+        self._failure: SandboxLost | TreeSurvived | None = None
+        self._started_at: float | None = None
+        self._ended_at = 0.0
+        self._environment_ends = False
+        # The leaf could not be given back: the environment is not to be used again.
+        self.leaf_is_stuck = False
+        # Set when the tree is dead and the workspace is compared (or will never be).
+        self.settled = trio.Event()
+
+    @property
+    def started(self) -> bool:
+        return self._started_at is not None
+
+    @property
+    def stdout(self) -> Capture:
+        return self._captures[0]
+
+    @property
+    def stderr(self) -> Capture:
+        return self._captures[1]
+
+    def end(self, reason: End) -> None:
+        """End the command with this reason unless it has an end already. Never blocks."""
+        if self._verdict.decide(reason):
+            self._ended_at = trio.current_time()
+            self._decided.set()
+
+    def end_with_environment(self, reason: End) -> None:
+        """As `end`; and the comparison of the workspace is no longer worth a failure."""
+        self._environment_ends = True
+        self.end(reason)
+
+    async def run(
+        self, command: CommandSpec, *, cancelled: trio.Event, on_started: trio.Event | None = None
+    ) -> ExecutionResult:
+        """Start the command and see it to its end. Not started when it has an end already.
+
+        Raises: CommandNotStarted; SandboxLost (no known end); MechanismError (it could not be
+        started, or its start was not observed); TreeSurvived.
+
+        Cancellation: the tree is killed with CANCELLED and proven dead before it takes effect;
+        `result` then still tells what was seen, or raises.
+        """
+        try:
+            if cancelled.is_set():
+                self.end(KillReason.CANCELLED)
+            if self._verdict.end is not None:
+                self._never_ran()
+                return self.result()
+            try:
+                # Not cancellable: a start that was interrupted halfway might have left a process.
+                running = await within_shield(
+                    self._budgets.start_seconds, partial(self._sandbox.start, command)
+                )
+            except BudgetSpent:
+                raise MechanismError("start the command", 0, "not observed in time") from None
+            self._started_at = trio.current_time()
+            if on_started is not None:
+                on_started.set()
+            try:
+                await self._run_to_end(running, cancelled)
+            finally:
+                await self._release(running)
+        finally:
+            self.settled.set()
+        return self.result()
+
+    def result(self) -> ExecutionResult:
+        """What is known of a command that has ended.
+
+        Raises: TreeSurvived; SandboxLost for one whose end is not known.
+        """
+        if self._failure is not None:
+            raise self._failure
+        end = self._verdict.end
+        if end is None or isinstance(end, Lost) or self._started_at is None:
+            raise SandboxLost("await the end of the command", 0)
+        end = settle(
+            end, self._counters, output_exceeded=any(each.exceeded for each in self._captures)
+        )
+        own = end if isinstance(end, CommandExit) else None
+        killed_by = end if isinstance(end, KillReason) else None
+        exit_code = None
+        if own is not None:
+            exit_code = own.exit_code if own.signal is None else 128 + own.signal
+        return ExecutionResult(
+            exit_code=exit_code,
+            signal=None if own is None else own.signal,
+            stdout=self.stdout.kept,
+            stderr=self.stderr.kept,
+            stdout_truncated=self.stdout.truncated,
+            stderr_truncated=self.stderr.truncated,
+            timed_out=killed_by is KillReason.TIMEOUT,
+            killed_by=killed_by,
+            files_changed=self._changes.entries,
+            files_changed_truncated=self._changes.truncated,
+            duration_ms=round((self._ended_at - self._started_at) * 1000),
+            evidence=Evidence(
+                oom_kill=self._counters.oom_kill or 0,
+                oom_group_kill=self._counters.oom_group_kill or 0,
+                pids_max_events=self._counters.pids_max_events or 0,
+                effective_timeout_ms=round(self._terms.effective_timeout_seconds * 1000),
+            ),
+            usage=self._usage(),
+            unenforced_limits=self._sandbox.unenforced_limits,
+        )
+
+    def _usage(self) -> Usage:
+        counters, compared = self._counters, self._compared
+        cpu_us = counters.cpu_usage_us
+        return Usage(
+            cpu_ms=None if cpu_us is None else cpu_us // 1000,
+            memory_peak_bytes=counters.memory_peak_bytes,
+            pids_peak=counters.pids_peak,
+            workspace_bytes=self._changes.workspace_bytes if compared else None,
+            workspace_inodes=self._changes.workspace_inodes if compared else None,
+        )
+
+    def _never_ran(self) -> None:
+        self._started_at = self._ended_at
+        self._changes = NO_CHANGES
+        for capture in self._captures:
+            capture.incomplete = False
+
+    async def _run_to_end(self, running: RunningCommand, cancelled: trio.Event) -> None:
+        drained = _Countdown(len(self._captures))
+        async with trio.open_nursery() as pumps:
+            for capture in self._captures:
+                pumps.start_soon(self._pump, running, capture, drained)
+            try:
+                await self._watch(running, cancelled)
+            finally:
+                # Decided already, unless this task was cancelled.
+                self.end(KillReason.CANCELLED)
+                await self._prove_dead(running)
+            if self._failure is None:
+                await self._compare()
+            self.settled.set()
+            if self._failure is None:
+                with trio.move_on_after(self._delivery_seconds):
+                    await drained.reached.wait()
+            pumps.cancel_scope.cancel()
+
+    async def _watch(self, running: RunningCommand, cancelled: trio.Event) -> None:
+        """Until there is a verdict."""
+        async with trio.open_nursery() as watchers:
+            watchers.start_soon(self._wait_exit, running)
+            watchers.start_soon(self._watch_counters, running)
+            watchers.start_soon(self._wait_cancel, cancelled)
+            watchers.start_soon(self._wait_deadline)
+            watchers.start_soon(self._feed, running)
+            await self._decided.wait()
+            watchers.cancel_scope.cancel()
+
+    async def _pump(self, running: RunningCommand, capture: Capture, drained: "_Countdown") -> None:
+        while not capture.exceeded:
+            try:
+                data = await running.receive_output(capture.stream.value)
+            except MechanismError:
+                self.end(Lost())
+                break
+            if not data:
+                capture.incomplete = False
+                break
+            await capture.take(data)
+        if capture.exceeded:
+            capture.incomplete = False
+            self.end(KillReason.OUTPUT_LIMIT)
+        drained.one_less()
+
+    async def _wait_exit(self, running: RunningCommand) -> None:
+        try:
+            self.end(await running.wait_exit())
+        except MechanismError:
+            self.end(Lost())
+
+    async def _watch_counters(self, running: RunningCommand) -> None:
+        refusals = ForkRefusals(
+            refusals_max=self._terms.pids_refusals_max,
+            window_seconds=self._terms.pids_refusals_window_seconds,
+        )
+        while True:
+            try:
+                counters = await running.wait_event()
+            except MechanismError:
+                self.end(Lost())
+                return
+            if counters.oom_kill:
+                self.end(KillReason.MEMORY)
+            seen = counters.pids_max_events
+            if seen is not None and refusals.exceeded(trio.current_time(), seen):
+                self.end(KillReason.PIDS)
+            await trio.sleep(EVENT_PACE_SECONDS)
+
+    async def _wait_cancel(self, cancelled: trio.Event) -> None:
+        await cancelled.wait()
+        self.end(KillReason.CANCELLED)
+
+    async def _wait_deadline(self) -> None:
+        await trio.sleep(self._terms.effective_timeout_seconds)
+        self.end(KillReason.TIMEOUT)
+
+    async def _feed(self, running: RunningCommand) -> None:
+        try:
+            await running.send_stdin()
+        except MechanismError:
+            self.end(Lost())
+
+    async def _prove_dead(self, running: RunningCommand) -> None:
+        """Kill the leaf and wait until it is empty, also when the caller is gone."""
+        running.kill()
+        try:
+            await within_shield(self._budgets.quiet_seconds, running.wait_empty)
+            self._counters = running.counters()
+        except (BudgetSpent, MechanismError):
+            # Of a lost environment nothing can be proven here: its destruction will tell.
+            if not isinstance(self._verdict.end, Lost):
+                self._failure = TreeSurvived("the leaf was not proven empty after the kill")
+
+    async def _compare(self) -> None:
+        if isinstance(self._verdict.end, Lost):
+            return
+        try:
+            self._changes = await within(
+                self._budgets.changes_seconds,
+                partial(self._sandbox.changes, self._terms.files_changed_max),
+            )
+            self._compared = True
+        except (MechanismError, BudgetSpent):
+            if not self._environment_ends:
+                self._failure = SandboxLost("compare the workspace", 0)
+
+    async def _release(self, running: RunningCommand) -> None:
+        """Give the leaf back; one that cannot be given back goes with its environment."""
+        try:
+            await within_shield(self._budgets.release_seconds, running.aclose)
+        except (BudgetSpent, MechanismError):
+            self.leaf_is_stuck = True
+
+
+class _Countdown:
+    """An event that happens after `count` calls of one_less."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self.reached = trio.Event()
+
+    def one_less(self) -> None:
+        self._count -= 1
+        if self._count == 0:
+            self.reached.set()
