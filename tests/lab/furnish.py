@@ -18,6 +18,7 @@ from . import kernel
 from .host import IN_LANE_ENVIRONMENT, IN_LANE_SOURCE, REPOSITORY, LabError
 
 _FILES = Path(__file__).with_name("files")
+_CONFIGURATION = Path(__file__).with_name("configuration")
 _ENVIRONMENT = Path("opt/sbxd")
 _UNITS = Path("usr/lib/systemd/system")
 
@@ -33,6 +34,8 @@ _MASKED = (
     "e2scrub_all.timer",
     "e2scrub_reap.service",
     "fstrim.timer",
+    "modprobe@drm.service",
+    "modprobe@efi_pstore.service",
     "getty.target",
     "ldconfig.service",
     "proc-sys-fs-binfmt_misc.automount",
@@ -91,6 +94,7 @@ def furnish(root: Path, what: Furnishing) -> None:
     )
     (root / "var/log/journal").mkdir(parents=True, exist_ok=True)
     (root / "etc/sbxd/service-credential").chmod(0o600)
+    shutil.copy(_CONFIGURATION / f"{what.lane}.toml", root / "etc/sbxd/config.toml")
     kernel.run("chroot", str(root), "systemd-sysusers", environment={**os.environ, **IN_LANE_ENVIRONMENT})
     # A module that does not compile is for its importer to report: the status is of no interest.
     with contextlib.suppress(OSError):

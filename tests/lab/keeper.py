@@ -1,20 +1,22 @@
 """The process that owns one booted lane: its mounts, its first process and its users.
 
-Usage: `python3 -m tests.lab.keeper` with an Order as JSON on descriptor `ORDER_FD`. It writes one
-line to descriptor `STATUS_FD`: `ready` or `failed` with the reason as JSON, and then serves the
-socket `control` in the lane's folder until a STOP, a signal, or the end of the tether.
+Usage: `python3 -m tests.lab.keeper ORDER STATUS TETHER`, three descriptors. It reads an Order as
+JSON from ORDER, writes one line to STATUS (`ready`, or `failed` with the reason as JSON), and then
+serves the socket `control` in the lane's folder until a STOP, a signal, or the end of TETHER (-1
+for a lane that is kept).
 
 Invariants: all mounts lie in this process's private namespace; its death, however it comes, is
 the lane's; a lane that does not come up whole is a failure and never a lesser lane.
 """
 
+import contextlib
 import fcntl
 import json
 import os
-import shutil
 import signal
 import socket
 import sys
+import traceback
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import FrameType
@@ -24,14 +26,11 @@ from .furnish import Furnishing, furnish
 from .host import IN_LANE_SOURCE, LANES, REPOSITORY, LabError
 from .hub import Hub
 
-ORDER_FD = 3
-STATUS_FD = 4
-TETHER_FD = 5
-
 _BOOT_SECONDS = {"container": 60.0, "uml": 180.0}
 _PROVISION_SECONDS = {"container": 120.0, "uml": 300.0}
 PROVISION = "tests/lab/provision"
 CONTROL = "control"
+SCRATCH = "scratch"
 IMAGE = "var/cache/sbxd-lab/image.tar"
 
 
@@ -57,7 +56,8 @@ class Ended(Exception):
 
 
 def main() -> None:
-    with os.fdopen(ORDER_FD, "rb") as file:
+    order_fd, status_fd, tether_fd = (int(word) for word in sys.argv[1:4])
+    with os.fdopen(order_fd, "rb") as file:
         order = Order(**json.loads(file.read()))
     folder = LANES / order.name
     lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
@@ -67,32 +67,50 @@ def main() -> None:
     group = boot.own_cgroup() / f"sbxd-lab-{order.name}-{os.getpid()}"
     (folder / "group").write_text(str(group))
     try:
-        _keep(order, folder, group)
+        _keep(order, folder, group, status_fd, tether_fd)
     except Ended:
         pass
     except (LabError, OSError) as error:
-        _report("failed " + json.dumps(str(error)))
+        traceback.print_exc()
+        _report(status_fd, "failed " + json.dumps(str(error)))
         sys.exit(1)
     finally:
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, signal.SIG_IGN)
         boot.end_group(group)
-        shutil.rmtree(folder, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            kernel.detach(folder / SCRATCH)
+        remove_folder(folder)
+
+
+def remove_folder(folder: Path) -> None:
+    """Remove a lane's folder: plain files and one empty mount point.
+
+    Never a recursive removal: should a mount still be there, it would follow it, in the end to the
+    work tree.
+    """
+    with contextlib.suppress(FileNotFoundError):
+        for entry in list(folder.iterdir()):
+            if entry.is_dir() and not entry.is_symlink():
+                entry.rmdir()
+            else:
+                entry.unlink()
+        folder.rmdir()
 
 
 def _end(number: int, frame: FrameType | None) -> None:
     raise Ended
 
 
-def _report(line: str) -> None:
+def _report(status_fd: int, line: str) -> None:
     try:
-        os.write(STATUS_FD, line.encode() + b"\n")
-        os.close(STATUS_FD)
+        os.write(status_fd, line.encode() + b"\n")
+        os.close(status_fd)
     except OSError:
         pass  # whoever waited is gone, or has been told already
 
 
-def _keep(order: Order, folder: Path, group: Path) -> None:
+def _keep(order: Order, folder: Path, group: Path, status_fd: int, tether_fd: int) -> None:
     kernel.private_mounts()
     root = _assemble(order, folder)
     console = os.open(folder / "console.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC)
@@ -102,14 +120,17 @@ def _keep(order: Order, folder: Path, group: Path) -> None:
     else:
         booted = boot.uml(root, folder, group, console, Path(order.uml))
     try:
-        hub = _wait_whole(order, folder, root, booted)
+        hub = _connect(order, folder, root, booted)
+        if tether_fd >= 0:
+            hub.watch(tether_fd)
+        _wait_whole(order, folder, root, hub)
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         here = os.open(folder, os.O_PATH | os.O_DIRECTORY)
         listener.bind(f"/proc/self/fd/{here}/{CONTROL}")
         os.close(here)
         listener.listen(16)
         hub.listen(listener)
-        _report("ready")
+        _report(status_fd, "ready")
         hub.serve()
     finally:
         booted.end()
@@ -117,7 +138,7 @@ def _keep(order: Order, folder: Path, group: Path) -> None:
 
 def _assemble(order: Order, folder: Path) -> Path:
     """The lane's own root: cached layers below, a scratch layer that nothing survives above."""
-    scratch = folder / "scratch"
+    scratch = folder / SCRATCH
     kernel.mount("tmpfs", scratch, "mode=0755", "size=8G", kind="tmpfs")
     root = scratch / "root"
     lower = [Path(order.environment), Path(order.root)]
@@ -130,8 +151,8 @@ def _assemble(order: Order, folder: Path) -> Path:
     return root
 
 
-def _wait_whole(order: Order, folder: Path, root: Path, booted: boot.Booted) -> Hub:
-    """Wait for the agent, for the end of the boot, and run the hook that prepares the lane."""
+def _connect(order: Order, folder: Path, root: Path, booted: boot.Booted) -> Hub:
+    """Wait for the lane's agent."""
     limit = _BOOT_SECONDS[order.lane]
     if order.lane == "container":
         booted.stream.settimeout(limit)
@@ -147,8 +168,12 @@ def _wait_whole(order: Order, folder: Path, root: Path, booted: boot.Booted) -> 
         hub.wait_until(lambda: hub.greeted, limit, "the agent's start")
     except LabError as error:
         raise LabError(_diagnosis(folder, root, str(error))) from error
-    if _tethered():
-        hub.watch(TETHER_FD)
+    return hub
+
+
+def _wait_whole(order: Order, folder: Path, root: Path, hub: Hub) -> None:
+    """Wait for the end of the boot, and run the hook that prepares the lane."""
+    limit = _BOOT_SECONDS[order.lane]
     _, state = hub.run(["/usr/bin/systemctl", "is-system-running", "--wait"], limit)
     if state.strip() != "running":
         _, failed = hub.run(["/usr/bin/systemctl", "--no-legend", "list-units", "--failed"], 60)
@@ -158,15 +183,6 @@ def _wait_whole(order: Order, folder: Path, root: Path, booted: boot.Booted) -> 
         status, printed = hub.run([program], _PROVISION_SECONDS[order.lane])
         if status:
             raise LabError(f"{PROVISION} ended with {status}:\n{printed}")
-    return hub
-
-
-def _tethered() -> bool:
-    try:
-        os.fstat(TETHER_FD)
-    except OSError:
-        return False
-    return True
 
 
 def _diagnosis(folder: Path, root: Path, what: str) -> str:

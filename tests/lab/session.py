@@ -10,7 +10,6 @@ import fcntl
 import json
 import os
 import re
-import shutil
 import signal
 import socket
 import subprocess
@@ -138,29 +137,21 @@ def start(wish: Wish, name: str | None, say: Say) -> Lane:
 def _start_keeper(order: keeper.Order, *, kept: bool) -> int | None:
     order_read, order_write = os.pipe()
     status_read, status_write = os.pipe()
-    given = {keeper.ORDER_FD: order_read, keeper.STATUS_FD: status_write}
     tether_read, tether_write = os.pipe()
-    if not kept:
-        given[keeper.TETHER_FD] = tether_read
-    # Numbers well above those that the keeper expects, so that none is overwritten on the way.
-    high = {number: fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 64) for number, fd in given.items()}
-
-    def place() -> None:
-        for number, fd in high.items():
-            os.dup2(fd, number)
-
     log = os.open(LANES / order.name / "keeper.log", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC)
     process = subprocess.Popen(
-        [sys.executable, "-m", "tests.lab.keeper"],
+        [
+            *(sys.executable, "-m", "tests.lab.keeper"),
+            *(str(order_read), str(status_write), str(-1 if kept else tether_read)),
+        ],
         cwd=REPOSITORY,
         stdin=subprocess.DEVNULL,
         stdout=log,
         stderr=log,
-        pass_fds=tuple(given),
+        pass_fds=(order_read, status_write) if kept else (order_read, status_write, tether_read),
         start_new_session=True,
-        preexec_fn=place,
     )
-    for fd in (order_read, status_write, tether_read, log, *high.values()):
+    for fd in (order_read, status_write, tether_read, log):
         os.close(fd)
     with os.fdopen(order_write, "wb") as file:
         file.write(order.encode())
@@ -210,7 +201,8 @@ def sweep() -> None:
             continue
         with contextlib.suppress(OSError):
             boot.end_group(Path((folder / "group").read_text()))
-        shutil.rmtree(folder, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            keeper.remove_folder(folder)
 
 
 def wait_until_gone(name: str, seconds: float = 60.0) -> None:
