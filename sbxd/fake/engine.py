@@ -1,0 +1,367 @@
+"""The rules of the execution contract over dictionaries: what both fakes share.
+
+Executes nothing. Admission, path rules, environment building and timeouts are the real ones of
+`sbxd.policy`. Times come from the running event loop (asyncio or trio, so a mock clock governs
+them) and from the wall clock that is passed in. Deliberately absent: who may call (the daemon's
+adapter), sockets, processes.
+"""
+
+import secrets
+from collections.abc import Awaitable, Callable, Container
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from enum import StrEnum
+
+import anyio
+
+from sbxd.fake.files import FakeWorkspace, Snapshot
+from sbxd.fake.script import Invocation, Outcome, Script
+from sbxd.policy import child_environment
+from sbxd.policy.admission import admit
+from sbxd.policy.command import validate_command
+from sbxd.policy.containment import relative_bytes, resolve
+from sbxd.policy.timeouts import effective_timeout
+from sbxd.port.command import Evidence, ExecutionCommand, ExecutionResult, KillReason, Usage
+from sbxd.port.environment import EnvironmentHandle, EnvironmentSpec
+from sbxd.port.errors import (
+    EscapeCode,
+    ExecutionRejected,
+    ExecutionUnavailable,
+    RejectedCode,
+    SandboxEscapeSuspected,
+    StaleLease,
+    UnavailableCode,
+    WorkspaceError,
+)
+from sbxd.port.ids import EnvironmentId, RunId, TenantId
+from sbxd.port.workspace import WorkspaceProvenance
+from sbxd.settings import AuthMode, DeploymentMode, SandboxMechanism, Settings
+from sbxd.wire.messages import OutputStream
+
+OUTPUT_PIECE_BYTES = 64 * 1024
+
+FAKE_SETTINGS = Settings(
+    deployment_mode=DeploymentMode.DEVELOPMENT,
+    auth_mode=AuthMode.DEV,
+    sandbox=SandboxMechanism.FAKE,
+)
+
+OutputSink = Callable[[OutputStream, bytes], Awaitable[None]]
+WallClock = Callable[[], datetime]
+
+
+class Stop(StrEnum):
+    """Why a running command is ended from outside."""
+
+    CANCELLED = "CANCELLED"
+    DESTROYED = "DESTROYED"
+
+
+@dataclass
+class Record:
+    """One live fake environment."""
+
+    handle: EnvironmentHandle
+    specification: EnvironmentSpec
+    workspace: FakeWorkspace
+    owner_uid: int
+    connection_id: int
+    running: tuple[str, ...] | None = None
+    commands_run: int = 0
+    cancelled_result: ExecutionResult | None = None
+    stop: Stop | None = None
+    stopped: anyio.Event = field(default_factory=anyio.Event)
+
+    def end_command(self, stop: Stop) -> None:
+        """End the running command. The first reason wins."""
+        if self.stop is None:
+            self.stop = stop
+            self.stopped.set()
+
+
+class AnyDigest:
+    """An image store that holds every image."""
+
+    def __contains__(self, digest: object) -> bool:
+        return True
+
+
+def utc_now() -> datetime:
+    return datetime.now(UTC)
+
+
+class FakeEngine:
+    """All fake environments of one process."""
+
+    def __init__(
+        self,
+        script: Script,
+        *,
+        settings: Settings = FAKE_SETTINGS,
+        known_digests: Container[str] | None = None,
+        wall_clock: WallClock = utc_now,
+    ) -> None:
+        """known_digests: what admission accepts as an image; None for every digest."""
+        self._script = script
+        self._settings = settings
+        self._known_digests: Container[str] = (
+            AnyDigest() if known_digests is None else known_digests
+        )
+        self._wall_clock = wall_clock
+        self._records: dict[EnvironmentId, Record] = {}
+        self._epochs: dict[tuple[TenantId, RunId], int] = {}
+
+    def records(self) -> tuple[Record, ...]:
+        """Live environments, oldest first."""
+        for record in tuple(self._records.values()):
+            if self._wall_clock() >= record.handle.expires_at and record.running is None:
+                self.remove(record)
+        return tuple(self._records.values())
+
+    def get(self, environment_id: EnvironmentId) -> Record | None:
+        """A live environment by its id."""
+        return next((r for r in self.records() if r.handle.environment_id == environment_id), None)
+
+    def find(self, handle: EnvironmentHandle) -> Record:
+        """The environment that a handle names.
+
+        Raises: ExecutionRejected(ENVIRONMENT_GONE), StaleLease, and
+        SandboxEscapeSuspected(TENANT_MISMATCH) after destroying the environment.
+        """
+        record = self.get(handle.environment_id)
+        if record is None:
+            raise gone()
+        if record.handle.tenant_id != handle.tenant_id:
+            self.remove(record)
+            raise SandboxEscapeSuspected(
+                EscapeCode.TENANT_MISMATCH, "the handle's tenant is not the environment's"
+            )
+        if (record.handle.run_id, record.handle.lease_epoch) != (
+            handle.run_id,
+            handle.lease_epoch,
+        ):
+            raise StaleLease("the handle's run or lease epoch is not the environment's")
+        return record
+
+    def provision(
+        self, specification: EnvironmentSpec, *, owner_uid: int = 0, connection_id: int = 0
+    ) -> EnvironmentHandle:
+        """Admit and make an environment; environments of older leases of the run are destroyed.
+
+        Raises: ExecutionRejected, StaleLease, ExecutionUnavailable(CAPACITY).
+        """
+        admit(specification, self._settings, self._known_digests)
+        run = (specification.tenant_id, specification.run_id)
+        if specification.lease_epoch < self._epochs.get(run, 0):
+            raise StaleLease("a higher lease epoch of this run was seen")
+        for record in self.records():
+            if (record.handle.tenant_id, record.handle.run_id) == run:
+                self.remove(record)
+        if len(self._records) >= self._settings.limits.environments_max:
+            raise ExecutionUnavailable(UnavailableCode.CAPACITY, "no place for an environment")
+        self._epochs[run] = specification.lease_epoch
+        created_at = self._wall_clock()
+        handle = EnvironmentHandle(
+            environment_id=EnvironmentId(secrets.token_hex(16)),
+            tenant_id=specification.tenant_id,
+            run_id=specification.run_id,
+            lease_epoch=specification.lease_epoch,
+            created_at=created_at,
+            expires_at=created_at
+            + timedelta(seconds=self._settings.limits.environment_lifetime_seconds),
+        )
+        self._records[handle.environment_id] = Record(
+            handle=handle,
+            specification=specification,
+            workspace=FakeWorkspace(
+                bytes_max=specification.limits.workspace_bytes,
+                inodes_max=specification.limits.inodes_max,
+            ),
+            owner_uid=owner_uid,
+            connection_id=connection_id,
+        )
+        return handle
+
+    def remove(self, record: Record) -> None:
+        """Destroy an environment, and end the command that runs in it. Idempotent."""
+        self._records.pop(record.handle.environment_id, None)
+        record.end_command(Stop.DESTROYED)
+
+    async def execute(
+        self,
+        record: Record,
+        command: ExecutionCommand,
+        *,
+        on_output: OutputSink | None = None,
+    ) -> ExecutionResult:
+        """Play the script's answer to a command.
+
+        on_output: takes the output besides the result.
+
+        Raises: ExecutionRejected(INVALID_COMMAND, ENVIRONMENT_BUSY, COMMAND_NOT_FOUND,
+        WORKING_DIRECTORY_NOT_FOUND).
+
+        Cancellation: the environment is free for the next command; `cancelled_result` of the
+        record holds what the command's result was by then.
+        """
+        line = validate_command(command)
+        if record.running is not None:
+            raise ExecutionRejected(
+                RejectedCode.ENVIRONMENT_BUSY, "a command runs in this environment already"
+            )
+        directory = relative_bytes(command.working_directory)
+        if not record.workspace.is_directory(directory):
+            raise ExecutionRejected(
+                RejectedCode.WORKING_DIRECTORY_NOT_FOUND,
+                "no such directory in the workspace",
+                field="working_directory",
+            )
+        argv = tuple(argument.decode("utf-8", "surrogateescape") for argument in line.argv)
+        absolute = resolve(command.working_directory)
+        outcome = self._script.answer(
+            Invocation(
+                argv=argv,
+                stdin=command.stdin or b"",
+                environment=child_environment.build(
+                    record.specification.environment,
+                    self._settings.process_environment.operator_names,
+                    working_directory=absolute,
+                    bridge=record.specification.bridge,
+                ),
+                working_directory=str(absolute),
+                files=record.workspace.files(),
+            )
+        )
+        if outcome is None:
+            raise ExecutionRejected(
+                RejectedCode.COMMAND_NOT_FOUND, "no such program", field="argv[0]"
+            )
+        record.running = argv
+        record.cancelled_result = None
+        record.stop, record.stopped = None, anyio.Event()
+        try:
+            return await self._play(record, command, outcome, on_output)
+        finally:
+            record.running = None
+            record.commands_run += 1
+
+    async def _play(
+        self,
+        record: Record,
+        command: ExecutionCommand,
+        outcome: Outcome,
+        on_output: OutputSink | None,
+    ) -> ExecutionResult:
+        started = anyio.current_time()
+        before = record.workspace.snapshot()
+        maximum = command.maximum_output_bytes
+        stdout, stderr = outcome.stdout[:maximum], outcome.stderr[:maximum]
+        timeout = effective_timeout(
+            hard_cap_seconds=self._settings.limits.command_hard_cap_seconds,
+            wall_clock_seconds=record.specification.limits.wall_clock_seconds,
+            command_timeout_seconds=command.timeout_seconds,
+        ).seconds
+
+        def result(killed_by: KillReason | None) -> ExecutionResult:
+            return self._result(
+                record,
+                outcome,
+                killed_by=killed_by,
+                before=before,
+                output=(stdout, stderr),
+                truncated=(len(outcome.stdout) > maximum, len(outcome.stderr) > maximum),
+                duration_ms=round((anyio.current_time() - started) * 1000),
+                effective_timeout_ms=round(timeout * 1000),
+            )
+
+        if on_output is not None:
+            await _deliver(on_output, OutputStream.STDOUT, stdout)
+            await _deliver(on_output, OutputStream.STDERR, stderr)
+        killed_by: KillReason | None = None
+        if len(outcome.stdout) > maximum or len(outcome.stderr) > maximum:
+            killed_by = KillReason.OUTPUT_LIMIT
+        elif not _apply(record.workspace, outcome):
+            killed_by = KillReason.DISK
+        else:
+            lifetime = (record.handle.expires_at - self._wall_clock()).total_seconds()
+            killed_by = KillReason.CANCELLED
+            try:
+                killed_by = await _sleep(record, outcome, timeout, lifetime) or outcome.killed_by
+            finally:
+                record.cancelled_result = result(killed_by)
+        if killed_by is KillReason.EXPIRED:
+            self.remove(record)
+        return result(killed_by)
+
+    def _result(
+        self,
+        record: Record,
+        outcome: Outcome,
+        *,
+        killed_by: KillReason | None,
+        before: Snapshot,
+        output: tuple[bytes, bytes],
+        truncated: tuple[bool, bool],
+        duration_ms: int,
+        effective_timeout_ms: int,
+    ) -> ExecutionResult:
+        own_end = killed_by is None
+        exit_code = outcome.exit_code if outcome.signal is None else 128 + outcome.signal
+        changes = record.workspace.changes_since(before)
+        listed = self._settings.limits.files_changed_max
+        return ExecutionResult(
+            exit_code=exit_code if own_end else None,
+            stdout=output[0],
+            stderr=output[1],
+            stdout_truncated=truncated[0],
+            stderr_truncated=truncated[1],
+            timed_out=killed_by is KillReason.TIMEOUT,
+            killed_by=killed_by,
+            files_changed=changes[:listed],
+            duration_ms=duration_ms,
+            signal=outcome.signal if own_end else None,
+            files_changed_truncated=len(changes) > listed,
+            evidence=Evidence(
+                oom_kill=int(killed_by is KillReason.MEMORY),
+                effective_timeout_ms=effective_timeout_ms,
+            ),
+            usage=Usage(
+                workspace_bytes=record.workspace.bytes_used,
+                workspace_inodes=record.workspace.inodes_used,
+            ),
+        )
+
+
+def gone() -> ExecutionRejected:
+    """What is said of an environment that is gone, never was, or is another peer's."""
+    return ExecutionRejected(RejectedCode.ENVIRONMENT_GONE, "no such environment")
+
+
+async def _deliver(sink: OutputSink, stream: OutputStream, data: bytes) -> None:
+    for start in range(0, len(data), OUTPUT_PIECE_BYTES):
+        await sink(stream, data[start : start + OUTPUT_PIECE_BYTES])
+
+
+def _apply(workspace: FakeWorkspace, outcome: Outcome) -> bool:
+    """Change the files; False when the volume is full."""
+    try:
+        for path, content in outcome.writes.items():
+            workspace.write(relative_bytes(path), content, WorkspaceProvenance.SANDBOX_WRITTEN)
+    except WorkspaceError:
+        return False
+    for path in outcome.deletes:
+        workspace.delete(relative_bytes(path))
+    return True
+
+
+async def _sleep(
+    record: Record, outcome: Outcome, timeout: float, lifetime: float
+) -> KillReason | None:
+    """Sleep as the outcome says, until the first of: its end, a stop, a deadline."""
+    with anyio.move_on_after(max(0.0, min(outcome.sleep_seconds, timeout, lifetime))):
+        await record.stopped.wait()
+    if record.stop is not None:
+        return KillReason.CANCELLED
+    if outcome.sleep_seconds <= min(timeout, lifetime):
+        return None
+    return KillReason.TIMEOUT if timeout <= lifetime else KillReason.EXPIRED
