@@ -1,0 +1,159 @@
+"""`sbxctl doctor`: what this host can enforce, what is missing, and the exact fix.
+
+The daemon's own probes (made by the launcher, which may look) are the answer when it runs. When it
+cannot be reached, doctor says why, from what any user may read; it changes nothing.
+"""
+
+import grp
+import os
+import stat
+import sys
+from pathlib import Path
+
+import click
+import trio
+
+from sbxctl.exits import Exit
+from sbxctl.report import print_json, show_posture
+from sbxd.client.admin import connect_admin
+from sbxd.port.errors import ExecutionRejected, ExecutionUnavailable
+from sbxd.wire.messages import PostureItem
+
+CONTROLLERS = ("cpu", "memory", "pids")
+
+
+@click.command("doctor")
+@click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")
+@click.pass_obj
+def doctor(socket: str, as_json: bool) -> None:
+    """Say what this host can enforce and how to get what is missing.
+
+    Exit code 0 when nothing is missing, 246 when something is.
+    """
+    items = (*_local(socket), *trio.run(_from_daemon, socket))
+    if as_json:
+        print_json(items)
+    else:
+        show_posture(items)
+    sys.exit(Exit.HOST_DEGRADED if any(i.state == "missing" for i in items) else Exit.OK)
+
+
+async def _from_daemon(socket: str) -> tuple[PostureItem, ...]:
+    try:
+        async with connect_admin(socket) as admin:
+            described = await admin.describe()
+    except (ExecutionUnavailable, ExecutionRejected) as error:
+        return (
+            PostureItem(
+                name="sbxd",
+                state="missing",
+                detail=f"no answer: {error.detail}",
+                fix="systemctl status sbxd sbxd-launcher; journalctl -u sbxd -u sbxd-launcher",
+            ),
+        )
+    summary = (
+        f"{described.version}, mechanism {described.mechanism}, {described.deployment_mode}, "
+        f"{described.environments} environments, reserve {described.reserve_ready} of "
+        f"{described.reserve_target}"
+    )
+    items = [PostureItem(name="sbxd", state="ok", detail=summary)]
+    if described.default_image is None:
+        items.append(
+            PostureItem(
+                name="image",
+                state="missing",
+                detail="the store has no default image, so `sbxctl run` needs --image",
+                fix="sbxctl image build",
+            )
+        )
+    else:
+        items.append(PostureItem(name="image", state="ok", detail=described.default_image))
+    return (*items, *described.posture)
+
+
+def _local(socket: str) -> tuple[PostureItem, ...]:
+    return (_systemd(), _cgroup(), _user_namespaces(), _socket(socket))
+
+
+def _systemd() -> PostureItem:
+    if Path("/run/systemd/system").is_dir():
+        return PostureItem(name="systemd", state="ok", detail="is PID 1")
+    return PostureItem(
+        name="systemd",
+        state="missing",
+        detail="is not PID 1 here, so no scope can be made",
+        fix="use a host booted by systemd; to try sbxd here: tests/lab/run --lane uml --shell",
+    )
+
+
+def _cgroup() -> PostureItem:
+    path = Path("/sys/fs/cgroup/cgroup.controllers")
+    if not path.exists():
+        return PostureItem(
+            name="cgroup v2",
+            state="missing",
+            detail="the unified hierarchy is not mounted at /sys/fs/cgroup",
+            fix="boot with systemd.unified_cgroup_hierarchy=1 and without cgroup_no_v1 exceptions",
+        )
+    have = path.read_text().split()
+    lacking = [name for name in CONTROLLERS if name not in have]
+    if lacking:
+        return PostureItem(
+            name="cgroup v2",
+            state="missing",
+            detail=f"controllers not available: {', '.join(lacking)}",
+            fix="free them from cgroup v1 (boot with cgroup_no_v1=all); "
+            "memory may need cgroup_enable=memory",
+        )
+    return PostureItem(name="cgroup v2", state="ok", detail=f"controllers: {', '.join(have)}")
+
+
+def _user_namespaces() -> PostureItem:
+    path = Path("/proc/sys/user/max_user_namespaces")
+    try:
+        if int(path.read_text()) > 0:
+            return PostureItem(name="user namespaces", state="ok", detail="allowed")
+    except OSError:
+        pass
+    return PostureItem(
+        name="user namespaces",
+        state="missing",
+        detail="user.max_user_namespaces is 0 or the kernel has none",
+        fix="sysctl user.max_user_namespaces=15000",
+    )
+
+
+def _socket(socket: str) -> PostureItem:
+    try:
+        status = os.stat(socket)
+    except OSError as error:
+        return PostureItem(
+            name="admin socket",
+            state="missing",
+            detail=f"{socket}: {error.strerror}",
+            fix="systemctl enable --now sbxd-admin.socket, and run sbxctl as root or in group "
+            "sbxd-admin",
+        )
+    if not stat.S_ISSOCK(status.st_mode):
+        return PostureItem(
+            name="admin socket",
+            state="missing",
+            detail=f"{socket} is no socket",
+            fix=f"rm {socket}",
+        )
+    if not os.access(socket, os.W_OK):
+        group = _group_name(status.st_gid)
+        return PostureItem(
+            name="admin socket",
+            state="missing",
+            detail=f"{socket} is not writable for you",
+            fix=f"run as root, or: usermod -aG {group} $USER",
+        )
+    return PostureItem(name="admin socket", state="ok", detail=socket)
+
+
+def _group_name(gid: int) -> str:
+    try:
+        return grp.getgrgid(gid).gr_name
+    except KeyError:
+        return str(gid)

@@ -1,0 +1,275 @@
+"""`sbxctl run`: one command from nothing to nothing; and `sbxctl exec` in a live environment."""
+
+import sys
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from time import monotonic
+
+import click
+import trio
+
+from sbxctl.exits import of_kill
+from sbxctl.report import console, print_json, show_result
+from sbxctl.session import run_verb
+from sbxctl.specification import LimitOptions, specification
+from sbxctl.units import Cpus, Size
+from sbxd.client.admin import AdminClient
+from sbxd.client.remote import Hooks
+from sbxd.client.workspace import RemoteWorkspace
+from sbxd.port.command import ExecutionCommand, ExecutionResult
+from sbxd.port.environment import EnvironmentHandle
+from sbxd.port.ids import EnvironmentId
+from sbxd.wire.messages import OutputStream
+
+FILE_BYTES_MAX = 2**40
+_CHUNK = 256 * 1024
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """One file between the operator's machine and the workspace."""
+
+    host: Path
+    workspace: str
+
+
+@dataclass
+class Timings:
+    """When things happened, in seconds of the monotonic clock."""
+
+    started: float
+    provisioned: float = 0.0
+    executed: float = 0.0
+    first_byte: float | None = None
+
+    def document(self) -> dict[str, float | None]:
+        """Milliseconds since the request for an environment."""
+        first = None if self.first_byte is None else (self.first_byte - self.started) * 1000
+        return {
+            "provision_ms": round((self.provisioned - self.started) * 1000, 1),
+            "execute_started_ms": round((self.executed - self.started) * 1000, 1),
+            "first_byte_ms": None if first is None else round(first, 1),
+            "first_byte_after_execute_ms": None
+            if self.first_byte is None
+            else round((self.first_byte - self.executed) * 1000, 1),
+        }
+
+
+def parse_put(value: str) -> Transfer:
+    """SOURCE[:NAME in the workspace]."""
+    source, _, name = value.partition(":")
+    path = Path(source)
+    if not path.is_file():
+        raise click.UsageError(f"--put {value}: {source} is no file")
+    return Transfer(host=path, workspace=name or path.name)
+
+
+def parse_get(value: str) -> Transfer:
+    """NAME in the workspace[:DESTINATION]."""
+    name, _, destination = value.partition(":")
+    return Transfer(host=Path(destination or Path(name).name), workspace=name)
+
+
+def parse_variables(values: tuple[str, ...]) -> dict[str, str]:
+    """NAME=value pairs; the daemon judges the names."""
+    variables = {}
+    for value in values:
+        name, separator, text = value.partition("=")
+        if not separator:
+            raise click.UsageError(f"--env {value}: write NAME=value")
+        variables[name] = text
+    return variables
+
+
+@dataclass(frozen=True)
+class CommandOptions:
+    """How one command runs."""
+
+    argv: tuple[str, ...]
+    directory: str
+    timeout_seconds: int
+    maximum_output_bytes: int
+    stdin: Path | None
+    network: bool
+
+    def command(self) -> ExecutionCommand:
+        """The port's command; `--stdin -` reads all of standard input first."""
+        data: bytes | None = None
+        if self.stdin is not None:
+            is_dash = str(self.stdin) == "-"
+            data = sys.stdin.buffer.read() if is_dash else self.stdin.read_bytes()
+        return ExecutionCommand(
+            argv=self.argv,
+            working_directory=self.directory,
+            timeout_seconds=self.timeout_seconds,
+            stdin=data,
+            maximum_output_bytes=self.maximum_output_bytes,
+            network_enabled=self.network,
+        )
+
+
+async def _execute(
+    admin: AdminClient,
+    handle: EnvironmentHandle,
+    command: ExecutionCommand,
+    timings: Timings,
+    *,
+    live: bool,
+) -> ExecutionResult:
+    async def on_output(stream: OutputStream, data: bytes) -> None:
+        if timings.first_byte is None:
+            timings.first_byte = monotonic()
+        if live:
+            sink = sys.stdout if stream is OutputStream.STDOUT else sys.stderr
+            sink.buffer.write(data)
+            sink.buffer.flush()
+
+    timings.executed = monotonic()
+    environments = admin.environments_with(Hooks(on_output=on_output))
+    return await environments.execute(handle, command)
+
+
+def _finish(
+    handle: EnvironmentHandle, result: ExecutionResult, timings: Timings, *, as_json: bool
+) -> int:
+    if as_json:
+        print_json({"environment": handle, "result": result, "timings": timings.document()})
+    else:
+        show_result(result, out=console())
+    if result.killed_by is not None:
+        return of_kill(result.killed_by)
+    assert result.exit_code is not None
+    return result.exit_code
+
+
+async def put_file(workspace: RemoteWorkspace, transfer: Transfer) -> None:
+    """Copy one file of the operator's into the workspace."""
+    size = transfer.host.stat().st_size
+    async with await trio.open_file(transfer.host, "rb") as file:
+
+        async def chunks() -> AsyncIterator[bytes]:
+            while chunk := await file.read(_CHUNK):
+                yield chunk
+
+        await workspace.write_stream(transfer.workspace, size_bytes=size, data=chunks())
+
+
+async def get_file(workspace: RemoteWorkspace, transfer: Transfer) -> None:
+    """Copy one file of the workspace to the operator's machine; never through a link there."""
+    async with AsyncExitStack() as stack:
+        source = workspace.read_stream(transfer.workspace, maximum_bytes=FILE_BYTES_MAX)
+        chunks = await stack.enter_async_context(source)
+        file = await stack.enter_async_context(await trio.open_file(transfer.host, "wb"))
+        async for chunk in chunks:
+            await file.write(chunk)
+
+
+@click.command("run", context_settings={"ignore_unknown_options": False})
+@click.option("--image", help="An alias of the configuration, or a sha256 digest.")
+@click.option("--memory", type=Size(), help="Memory, like 256M.")
+@click.option("--cpus", type=Cpus(), help="CPU rate in cores, like 0.5.")
+@click.option("--pids", type=click.IntRange(1), help="Processes and threads.")
+@click.option("--disk", type=Size(), help="Bytes of the workspace, like 64M.")
+@click.option("--inodes", type=click.IntRange(16), help="Files of the workspace.")
+@click.option("--timeout", type=click.IntRange(1, 86400), default=300, show_default=True)
+@click.option("--max-output", type=Size(), default=4 * 2**20, help="Bytes kept of each stream.")
+@click.option("--put", multiple=True, metavar="FILE[:NAME]", help="Copy a file in first.")
+@click.option("--get", multiple=True, metavar="NAME[:FILE]", help="Copy a file out afterwards.")
+@click.option("--env", multiple=True, metavar="NAME=VALUE", help="A variable (operator's names).")
+@click.option("--stdin", type=click.Path(path_type=Path), help="A file, or - for standard input.")
+@click.option("--directory", default=".", help="Working directory, relative to /workspace.")
+@click.option("--network", is_flag=True, help="Let this command use the configured destinations.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")
+@click.argument("argv", nargs=-1, required=True)
+@click.pass_obj
+def run(
+    socket: str,
+    image: str | None,
+    memory: int | None,
+    cpus: int | None,
+    pids: int | None,
+    disk: int | None,
+    inodes: int | None,
+    timeout: int,
+    max_output: int,
+    put: tuple[str, ...],
+    get: tuple[str, ...],
+    env: tuple[str, ...],
+    stdin: Path | None,
+    directory: str,
+    network: bool,
+    as_json: bool,
+    argv: tuple[str, ...],
+) -> None:
+    """Run one command in a fresh environment, show everything, and leave nothing behind.
+
+    The command's own exit code is passed through; a kill and a refusal have codes of their own
+    (see the README). Put -- before the command: sbxctl run --memory 256M -- python3 -c 'print(1)'
+    """
+    puts = [parse_put(value) for value in put]
+    gets = [parse_get(value) for value in get]
+    variables = parse_variables(env)
+    asked = LimitOptions(memory, cpus, pids, disk, inodes)
+    options = CommandOptions(argv, directory, timeout, max_output, stdin, network)
+
+    async def verb(admin: AdminClient) -> int:
+        command = options.command()
+        described = await admin.describe()
+        wanted = specification(
+            described,
+            image=image,
+            limits=asked.over(described.default_limits),
+            environment=variables,
+            network=network,
+        )
+        timings = Timings(started=monotonic())
+        handle = await admin.environments.provision(wanted)
+        try:
+            timings.provisioned = monotonic()
+            workspace = admin.workspace(handle)
+            for transfer in puts:
+                await put_file(workspace, transfer)
+            result = await _execute(admin, handle, command, timings, live=not as_json)
+            for transfer in gets:
+                await get_file(workspace, transfer)
+        finally:
+            with trio.move_on_after(10, shield=True):
+                await admin.environments.destroy(handle)
+        return _finish(handle, result, timings, as_json=as_json)
+
+    run_verb(socket, verb)
+
+
+@click.command("exec")
+@click.option("--timeout", type=click.IntRange(1, 86400), default=300, show_default=True)
+@click.option("--max-output", type=Size(), default=4 * 2**20, help="Bytes kept of each stream.")
+@click.option("--stdin", type=click.Path(path_type=Path), help="A file, or - for standard input.")
+@click.option("--directory", default=".", help="Working directory, relative to /workspace.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")
+@click.argument("environment_id")
+@click.argument("argv", nargs=-1, required=True)
+@click.pass_obj
+def execute(
+    socket: str,
+    timeout: int,
+    max_output: int,
+    stdin: Path | None,
+    directory: str,
+    as_json: bool,
+    environment_id: str,
+    argv: tuple[str, ...],
+) -> None:
+    """Run one more command in a live environment (one at a time)."""
+    options = CommandOptions(argv, directory, timeout, max_output, stdin, network=False)
+
+    async def verb(admin: AdminClient) -> int:
+        command = options.command()
+        info = await admin.inspect(EnvironmentId(environment_id))
+        timings = Timings(started=monotonic())
+        timings.provisioned = timings.started
+        result = await _execute(admin, info.handle, command, timings, live=not as_json)
+        return _finish(info.handle, result, timings, as_json=as_json)
+
+    run_verb(socket, verb)

@@ -1,0 +1,88 @@
+"""From the command line's options to an EnvironmentSpec and an ExecutionCommand."""
+
+import secrets
+from dataclasses import dataclass
+
+import click
+import msgspec
+
+from sbxd.policy.child_environment import worker_environment
+from sbxd.port.egress import DENY_ALL, EgressMode, EgressPolicy
+from sbxd.port.environment import EnvironmentSpec
+from sbxd.port.errors import ExecutionRejected, RejectedCode
+from sbxd.port.ids import RunId, TenantId
+from sbxd.port.limits import ResourceLimits
+from sbxd.wire.messages import Described
+
+OPERATOR_TENANT = TenantId("operator")
+
+
+@dataclass(frozen=True)
+class LimitOptions:
+    """What the operator asked for; None takes the daemon's default."""
+
+    memory_bytes: int | None
+    cpu_millicores: int | None
+    pids_max: int | None
+    workspace_bytes: int | None
+    inodes_max: int | None
+
+    def over(self, defaults: ResourceLimits) -> ResourceLimits:
+        """The defaults with what was asked for in their place."""
+        asked = {
+            name: value
+            for name in self.__dataclass_fields__
+            if (value := getattr(self, name)) is not None
+        }
+        try:
+            return msgspec.convert({**msgspec.to_builtins(defaults), **asked}, ResourceLimits)
+        except msgspec.ValidationError as error:
+            raise click.UsageError(f"the limits are out of range: {error}") from None
+
+
+def image_digest(asked: str | None, described: Described) -> str:
+    """A digest as it is; an alias by the daemon's table; nothing as the daemon's default."""
+    if asked is None:
+        if described.default_image is None:
+            raise ExecutionRejected(
+                RejectedCode.UNKNOWN_IMAGE,
+                "no default image: name one with --image, or set images.default; "
+                "a store that holds exactly one image needs neither",
+                field="image_digest",
+            )
+        return described.default_image
+    if asked.startswith("sha256:"):
+        return asked
+    if asked in described.image_aliases:
+        return described.image_aliases[asked]
+    names = ", ".join(sorted(described.image_aliases)) or "none"
+    raise ExecutionRejected(
+        RejectedCode.UNKNOWN_IMAGE,
+        f"{asked!r} is no alias of this daemon (it has: {names}) and no sha256 digest",
+        field="image_digest",
+    )
+
+
+def specification(
+    described: Described,
+    *,
+    image: str | None,
+    limits: ResourceLimits,
+    environment: dict[str, str],
+    network: bool,
+) -> EnvironmentSpec:
+    """The specification of one `sbxctl run`, under a run id of its own."""
+    egress = DENY_ALL
+    if network and described.destinations:
+        egress = EgressPolicy(mode=EgressMode.ALLOWLIST, destinations=described.destinations)
+    built = worker_environment(tuple(environment), environment)
+    return EnvironmentSpec(
+        tenant_id=OPERATOR_TENANT,
+        run_id=RunId(f"sbxctl-{secrets.token_hex(8)}"),
+        lease_epoch=0,
+        image_digest=image_digest(image, described),
+        limits=limits,
+        egress=egress,
+        environment=built.environment,
+        bridge=None,
+    )
