@@ -1,0 +1,118 @@
+"""What the kernel and systemd hold that is sbxd's, read from them and never from sbxd's books.
+
+`wait_settled` waits, by an event-free but bounded poll, until the reserve is full again: a test
+compares two settled inventories, in which only the reserve's slots may stand.
+"""
+
+import os
+import subprocess
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+import trio
+
+from tests.redteam.live import admin
+
+CGROUP = Path("/sys/fs/cgroup")
+STATE = Path("/var/lib/sbxd")
+UID_RANGE = range(1879048192, 2147483647)
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """How many of each kind of thing exist."""
+
+    scopes: int
+    cgroups: int
+    processes: int
+    volumes: int
+    volume_mounts: int
+    loop_devices: int
+    network_namespaces: int
+    leftovers: tuple[str, ...]
+
+    def report(self) -> dict[str, object]:
+        return {name: getattr(self, name) for name in self.__dataclass_fields__}
+
+
+def take() -> Kernel:
+    """The inventory now."""
+    units = subprocess.run(
+        ["systemctl", "list-units", "--all", "--plain", "--no-legend", "sbx-*.scope"],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.split("\n")
+    slice_directory = CGROUP / "sbx.slice"
+    cgroups = (
+        [d for d in slice_directory.rglob("*") if d.is_dir()] if slice_directory.exists() else []
+    )
+    seen: Counter[str] = Counter()
+    networks = set()
+    mounts = set()
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            continue
+        try:
+            status = (entry / "status").read_text()
+            uid = int(status.split("\nUid:\t")[1].split("\t")[0])
+            if uid not in UID_RANGE:
+                continue
+            seen["processes"] += 1
+            networks.add(os.readlink(entry / "ns/net"))
+            for line in (entry / "mountinfo").read_text().splitlines():
+                fields = line.split(" ")
+                if fields[4] == "/workspace":
+                    mounts.add(fields[2])
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+    for line in Path("/proc/self/mountinfo").read_text().splitlines():
+        if "/volumes/" in line:
+            seen["host_mounts"] += 1
+    loops = [
+        path
+        for path in Path("/sys/block").glob("loop*/loop/backing_file")
+        if "/volumes/" in path.read_text()
+    ]
+    volumes = list((STATE / "volumes").iterdir()) if (STATE / "volumes").exists() else []
+    leftovers = tuple(
+        sorted(
+            [f"host mount x{seen['host_mounts']}"] * bool(seen["host_mounts"])
+            + [f"failed unit {u.split()[0]}" for u in units if " failed " in u]
+            + [
+                f"image mount {m}"
+                for m in Path("/proc/self/mountinfo").read_text().splitlines()
+                if "/sbx-" in m
+            ]
+        )
+    )
+    return Kernel(
+        scopes=sum(1 for unit in units if unit.strip()),
+        cgroups=sum(1 for d in cgroups if d.name.endswith(".scope")),
+        processes=seen["processes"],
+        volumes=len(volumes),
+        volume_mounts=len(mounts),
+        loop_devices=len(loops),
+        network_namespaces=len(networks),
+        leftovers=leftovers,
+    )
+
+
+async def wait_settled(*, within_seconds: float = 90) -> Kernel:
+    """The inventory once no environment is live and the reserve is full and nothing moves."""
+    with trio.fail_after(within_seconds):
+        previous = None
+        while True:
+            async with admin() as client:
+                described = await client.describe()
+            now = take()
+            if (
+                described.environments == 0
+                and described.reserve_ready == described.reserve_target
+                and now == previous
+                and now.scopes == described.reserve_target
+            ):
+                return now
+            previous = now
+            await trio.sleep(0.3)

@@ -1,0 +1,106 @@
+"""A live environment of the installed daemon, for tests in a lane.
+
+Everything goes through the worker socket, as a worker would; the image is the daemon's default.
+"""
+
+import secrets
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from sbxd.client.admin import AdminClient, connect_admin
+from sbxd.client.remote import RemoteExecutionEnvironment, connect
+from sbxd.client.workspace import RemoteWorkspace
+from sbxd.port.command import ExecutionCommand, ExecutionResult
+from sbxd.port.egress import DENY_ALL
+from sbxd.port.environment import EnvironmentHandle, EnvironmentSpec
+from sbxd.port.ids import RunId, TenantId
+from sbxd.port.limits import MIB, ResourceLimits
+
+WORKER_SOCKET = "/run/sbxd/worker.sock"
+ADMIN_SOCKET = "/run/sbxd/admin.sock"
+
+LIMITS = ResourceLimits(
+    cpu_millicores=2000,
+    memory_bytes=128 * MIB,
+    pids_max=64,
+    workspace_bytes=32 * MIB,
+    inodes_max=2000,
+    wall_clock_seconds=120,
+)
+
+
+@dataclass(frozen=True)
+class Live:
+    """One provisioned environment."""
+
+    remote: RemoteExecutionEnvironment
+    handle: EnvironmentHandle
+
+    @property
+    def workspace(self) -> RemoteWorkspace:
+        return RemoteWorkspace(self.remote.channel, self.handle)
+
+    async def run(
+        self,
+        *argv: str,
+        timeout_seconds: int = 60,
+        maximum_output_bytes: int = MIB,
+        stdin: bytes | None = None,
+    ) -> ExecutionResult:
+        """Execute one command with generous defaults."""
+        return await self.remote.execute(
+            self.handle,
+            ExecutionCommand(
+                argv=argv,
+                working_directory=".",
+                timeout_seconds=timeout_seconds,
+                stdin=stdin,
+                maximum_output_bytes=maximum_output_bytes,
+            ),
+        )
+
+    async def python(self, source: str, **options: int) -> ExecutionResult:
+        """Run a Python program in the environment."""
+        return await self.run("python3", "-c", source, **options)  # type: ignore[arg-type]
+
+
+async def default_image() -> str:
+    """The digest of the daemon's default image."""
+    async with connect_admin(ADMIN_SOCKET) as admin:
+        digest = (await admin.describe()).default_image
+    assert digest is not None, "the lane's daemon has no image"
+    return digest
+
+
+def specification(image: str, limits: ResourceLimits = LIMITS, **ids: str) -> EnvironmentSpec:
+    """A specification under a run of its own."""
+    return EnvironmentSpec(
+        tenant_id=TenantId(ids.get("tenant", "tenant-1")),
+        run_id=RunId(ids.get("run", f"run-{secrets.token_hex(6)}")),
+        lease_epoch=1,
+        image_digest=image,
+        limits=limits,
+        egress=DENY_ALL,
+        environment={},
+        bridge=None,
+    )
+
+
+@asynccontextmanager
+async def live(limits: ResourceLimits = LIMITS, **ids: str) -> AsyncIterator[Live]:
+    """An environment for one test, destroyed afterwards."""
+    image = await default_image()
+    async with connect(WORKER_SOCKET, client_name="tests") as remote:
+        handle = await remote.provision(specification(image, limits, **ids))
+        try:
+            yield Live(remote, handle)
+        finally:
+            await remote.destroy(handle)
+
+
+@asynccontextmanager
+async def admin() -> AsyncIterator[AdminClient]:
+    """The operator's side."""
+    async with connect_admin(ADMIN_SOCKET) as client:
+        yield client
