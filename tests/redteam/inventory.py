@@ -1,7 +1,8 @@
 """What the kernel and systemd hold that is sbxd's, read from them and never from sbxd's books.
 
-`wait_settled` waits, by an event-free but bounded poll, until the reserve is full again: a test
-compares two settled inventories, in which only the reserve's slots may stand.
+`wait_settled` looks again and again (each look is a round trip and a systemctl), bounded, until
+the reserve is full: a test compares two settled inventories, in which only the reserve's slots
+may stand.
 """
 
 import os
@@ -115,4 +116,4 @@ async def wait_settled(*, within_seconds: float = 90) -> Kernel:
             ):
                 return now
             previous = now
-            await trio.sleep(0.3)
+            await trio.lowlevel.checkpoint()

@@ -163,7 +163,6 @@ async def _wait_running(environment_id: str) -> None:
                 for info in await client.list():
                     if info.handle.environment_id == environment_id and info.running_argv:
                         return
-            await trio.sleep(0.05)
 
 
 def _journal(*matches: str) -> list[dict[str, str]]:
