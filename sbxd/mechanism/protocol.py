@@ -170,8 +170,8 @@ class Sandbox(Protocol):
 
     async def provenance(self, path: bytes) -> WorkspaceProvenance: ...
 
-    async def wait_lost(self) -> None:
-        """Until init or the steward is gone by itself (not by destroy)."""
+    async def wait_lost(self) -> str:
+        """Until "init", "steward" or "launcher" is gone by itself (not by destroy): which one."""
         ...
 
     def kill(self) -> None:
