@@ -66,9 +66,10 @@ class Command:
             stderr=subprocess.PIPE,
             bufsize=0,
             start_new_session=True,
-            preexec_fn=lambda: os.write(procs, b"0"),  # type: ignore[arg-type,return-value]
+            preexec_fn=lambda: os.write(procs, b"0"),
         )
-        assert self.process.stdout and self.process.stderr
+        assert self.process.stdout
+        assert self.process.stderr
         self.outputs = {
             self.process.stdout.fileno(): Kind.STDOUT,
             self.process.stderr.fileno(): Kind.STDERR,
@@ -157,6 +158,7 @@ class Agent:
                     self.selector.unregister(key.fd)
                     command.exited_at = time.monotonic()
                     command.process.wait()
+                    command.kill_all()  # what it left would hold its pipes open
                 elif key.fd in command.outputs:
                     self.forward(command, key.fd)
             for command in list(self.commands.values()):
@@ -177,7 +179,6 @@ class Agent:
             del command.outputs[fd]
 
     def finish(self, command: Command) -> None:
-        command.kill_all()
         for fd in list(command.outputs):
             self.selector.unregister(fd)
         del self.commands[command.number]

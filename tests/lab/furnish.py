@@ -95,7 +95,9 @@ def furnish(root: Path, what: Furnishing) -> None:
     (root / "var/log/journal").mkdir(parents=True, exist_ok=True)
     (root / "etc/sbxd/service-credential").chmod(0o600)
     shutil.copy(_CONFIGURATION / f"{what.lane}.toml", root / "etc/sbxd/config.toml")
-    kernel.run("chroot", str(root), "systemd-sysusers", environment={**os.environ, **IN_LANE_ENVIRONMENT})
+    kernel.run(
+        "chroot", str(root), "systemd-sysusers", environment={**os.environ, **IN_LANE_ENVIRONMENT}
+    )
     # A module that does not compile is for its importer to report: the status is of no interest.
     with contextlib.suppress(OSError):
         kernel.run(

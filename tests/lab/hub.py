@@ -177,9 +177,7 @@ class Hub:
             return
         del user.pending[:sent]
         events = selectors.EVENT_READ | (selectors.EVENT_WRITE if user.pending else 0)
-        self.selector.modify(
-            user.connection, events, lambda: self._from_or_to_user(user)
-        )
+        self.selector.modify(user.connection, events, lambda: self._from_or_to_user(user))
 
     def _drop(self, user: User) -> None:
         if user.connection not in self.users:

@@ -64,9 +64,7 @@ def obtain(lane: str, say: Say) -> Layers:
             lambda target: _build_environment(target, root, requirements),
             say,
         )
-        image = cache.obtain(
-            "image", [_IMAGE_RECIPE, SUITE, IMAGE_PACKAGES], _build_image, say
-        )
+        image = cache.obtain("image", [_IMAGE_RECIPE, SUITE, IMAGE_PACKAGES], _build_image, say)
         uml = None
         if lane == "uml":
             uml = cache.obtain("uml", [_UML_RECIPE, UML_SUITE, UML_PACKAGE], _build_uml, say)
@@ -91,7 +89,9 @@ def _mmdebstrap(*arguments: str) -> None:
         name, _, value = line.partition(" ")
         if _HANDED_OVER.match(name) and value:
             options.append(f'--aptopt={name} "{value}"')
-    kernel.run("mmdebstrap", "--mode=root", *options, *arguments)
+    # In a mount namespace of its own: an interrupted build leaves no mount on the machine.
+    apart = ("unshare", "--mount", "--propagation=private")
+    kernel.run(*apart, "mmdebstrap", "--mode=root", *options, *arguments)
 
 
 def _has_apt() -> bool:
@@ -183,7 +183,9 @@ def _install_in(merged: Path, requirements: list[str]) -> None:
             f"/opt/sbxd/bin/pip install --quiet --no-cache-dir {wanted}",
         )
     )
-    kernel.run("chroot", str(merged), "/bin/sh", "-c", script, environment={"PATH": os.environ["PATH"]})
+    kernel.run(
+        "chroot", str(merged), "/bin/sh", "-c", script, environment={"PATH": os.environ["PATH"]}
+    )
 
 
 def _pip_settings(merged: Path) -> list[tuple[str, str]]:

@@ -10,7 +10,7 @@ import signal
 import sys
 from types import FrameType
 
-from . import session
+from . import layers, session
 from .host import LabError, require_root
 from .session import LANE_NAMES, Lane, Wish
 from .terminal import shell
@@ -39,7 +39,9 @@ def _say(text: str) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="tests/lab/run", description=(__doc__ or "").split("\n")[0])
+    parser = argparse.ArgumentParser(
+        prog="tests/lab/run", description=(__doc__ or "").split("\n")[0]
+    )
     parser.add_argument("--lane", choices=(*LANE_NAMES, "host", "native"))
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--shell", action="store_true", help="a shell for a person")
@@ -77,7 +79,7 @@ def _main(argv: list[str]) -> int:
         raise LabError(f"say which lane: --lane {' | '.join(LANE_NAMES)}")
     require_root()
     if arguments.build:
-        session.layers.obtain(arguments.lane, _say)
+        layers.obtain(arguments.lane, _say)
         return 0
     if not command and not arguments.shell and not arguments.keep:
         raise LabError("say what to run, or --shell")
@@ -86,10 +88,10 @@ def _main(argv: list[str]) -> int:
         daemon=not arguments.no_daemon,
         writable=arguments.writable,
     )
-    lane = session.find(arguments.keep) if arguments.keep else None
-    if lane and lane.lane != wish.lane:
-        raise LabError(f"the lane `{lane.name}` is up and of kind {lane.lane}")
-    lane = lane or session.start(wish, arguments.keep, _say)
+    up = session.find(arguments.keep) if arguments.keep else None
+    if up and up.lane != wish.lane:
+        raise LabError(f"the lane `{up.name}` is up and of kind {up.lane}")
+    lane = up or session.start(wish, arguments.keep, _say)
     try:
         return _run(lane, command, arguments.shell)
     finally:

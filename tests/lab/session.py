@@ -54,15 +54,15 @@ class Lane:
             os.close(here)
         return connection
 
-    def run(self, argv: list[str], out: Sink, err: Sink, **environment: str) -> int:
-        """Run a command to its end; its output goes to the sinks as it comes.
+    def run(self, argv: list[str], out: Sink, err: Sink, *, seconds: float | None = None) -> int:
+        """Run a command to its end, killed after `seconds`; output goes to the sinks as it comes.
 
         Returns: the command's exit status, 128 + n if signal n ended it.
         Raises: LabError when the lane refuses the command or ends before it.
         """
         with self.connect() as connection:
-            connection.sendall(Frame(Kind.RUN, 0, self.request(argv, **environment)).encode())
-            for frame in frames(connection):
+            connection.sendall(Frame(Kind.RUN, 0, self.request(argv)).encode())
+            for frame in frames(connection, seconds):
                 if frame.kind is Kind.STDOUT:
                     out(frame.payload)
                 elif frame.kind is Kind.STDERR:
@@ -101,10 +101,19 @@ class Lane:
         wait_until_gone(self.name)
 
 
-def frames(connection: socket.socket) -> Iterator[Frame]:
-    """Frames until the other side closes."""
+def frames(connection: socket.socket, seconds: float | None = None) -> Iterator[Frame]:
+    """Frames until the other side closes; LabError when that takes more than `seconds`."""
     decoder = Decoder()
-    while data := connection.recv(65536):
+    deadline = None if seconds is None else time.monotonic() + seconds
+    while True:
+        if deadline is not None:
+            connection.settimeout(max(0.001, deadline - time.monotonic()))
+        try:
+            data = connection.recv(65536)
+        except TimeoutError as error:
+            raise LabError(f"over its budget of {seconds:.0f} s: killed") from error
+        if not data:
+            return
         yield from decoder.feed(data)
 
 

@@ -1,0 +1,97 @@
+"""The runner's last page: what each lane came to, which gate ran where, and what went wrong.
+
+Pure but for the given `show`: a verdict over outcomes, so it can be tested without a lane.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from .features import LaneKind
+
+# A skipped test is a failure unless its reason begins so; the report then lists it.
+NOT_RUN = "not run: "
+
+
+@dataclass(frozen=True)
+class Test:
+    id: str
+    needs: frozenset[str]
+    gates: tuple[str, ...]
+
+
+@dataclass
+class Outcome:
+    """What one lane's run came to. `error` is set when the lane or its run broke down."""
+
+    lane: LaneKind
+    tests: list[Test]
+    setup_seconds: float = 0.0
+    seconds: float = 0.0
+    results: dict[str, tuple[str, str]] = field(default_factory=dict)
+    error: str = ""
+
+
+def summarise(
+    outcomes: Sequence[Outcome], budgets: Mapping[LaneKind, float], show: Callable[[str], None]
+) -> int:
+    """Show the tables and return the exit status."""
+    wrong: list[str] = []
+    not_run: list[str] = []
+    gates: dict[str, dict[str, list[str]]] = {}
+    passed = failed = 0
+    show("")
+    show(f"{'lane':<10} {'tests':>6} {'passed':>7} {'failed':>7} {'not run':>8} {'seconds':>16}")
+    for outcome in outcomes:
+        counts = {"passed": 0, "failed": 0, "not run": 0}
+        if outcome.error:
+            wrong.append(f"{outcome.lane}: {outcome.error}")
+        for test in outcome.tests:
+            verdict, reason = judge(outcome.results.get(test.id))
+            counts[verdict] += 1
+            if verdict == "failed":
+                wrong.append(f"{outcome.lane}: {test.id}: {reason or 'failed'}")
+            elif verdict == "not run":
+                not_run.append(f"{outcome.lane}: {test.id}: {reason}")
+            for gate in test.gates:
+                gates.setdefault(gate, {}).setdefault(outcome.lane, []).append(verdict)
+        passed += counts["passed"]
+        failed += counts["failed"]
+        spent = f"{outcome.seconds:.0f} of {budgets[outcome.lane]:.0f}"
+        show(
+            f"{outcome.lane:<10} {len(outcome.tests):>6} {counts['passed']:>7}"
+            f" {counts['failed']:>7} {counts['not run']:>8} {spent:>16}"
+            f"  (set-up {outcome.setup_seconds:.0f})"
+        )
+    if gates:
+        show("\ngates")
+    for gate, lanes in sorted(gates.items()):
+        show(f"  {gate:<50} {', '.join(_gate_cell(lane, lanes[lane]) for lane in lanes)}")
+        if not any(verdict != "not run" for verdicts in lanes.values() for verdict in verdicts):
+            wrong.append(f"gate {gate} ran in no lane")
+    for title, lines in (("not run", not_run), ("wrong", wrong)):
+        if lines:
+            show(f"\n{title}")
+        for line in lines:
+            show(f"  {line}")
+    if not outcomes:
+        wrong.append("no test was selected")
+        show("\nwrong\n  no test was selected")
+    show(f"\n{passed} passed, {failed} failed, {len(not_run)} skipped")
+    return 1 if wrong else 0
+
+
+def judge(result: tuple[str, str] | None) -> tuple[str, str]:
+    """A verdict (passed, failed, not run) and its reason for what a lane reported of a test."""
+    if result is None:
+        return "failed", "placed here, and no outcome was reported"
+    outcome, reason = result
+    if outcome == "skipped":
+        if reason.startswith(NOT_RUN):
+            return "not run", reason.removeprefix(NOT_RUN)
+        return "failed", f"skipped ({reason}): a skip counts as a failure, see tests/lab/README.md"
+    return ("passed", reason) if outcome == "passed" else ("failed", reason)
+
+
+def _gate_cell(lane: str, verdicts: list[str]) -> str:
+    good = sum(verdict == "passed" for verdict in verdicts)
+    return f"{lane} {good}/{len(verdicts)}"

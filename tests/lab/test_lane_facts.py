@@ -1,0 +1,279 @@
+"""What each lane is known to have and to lack, so that no test passes for the wrong reason.
+
+A pass in the lane `container` proves nothing about limits, quota or AppArmor: these tests hold the
+reasons. When one fails on another machine, the table in `features.py` is wrong for it.
+"""
+
+import ctypes
+import os
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.lab.features import landlock_version
+
+CGROUP = Path("/sys/fs/cgroup")
+STATE = Path("/var/lib/sbxd")
+CAP_SYS_RESOURCE = 24
+
+in_container = pytest.mark.needs("lane-container")
+in_uml = pytest.mark.needs("lane-uml")
+in_both = pytest.mark.parametrize(
+    "lane",
+    [pytest.param("container", marks=in_container), pytest.param("uml", marks=in_uml)],
+)
+
+
+def run(*command: str, timeout: float = 60) -> str:
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=True, timeout=timeout, cwd="/"
+    )
+    return done.stdout.strip()
+
+
+def mount_options(kind: str, where: str) -> str:
+    for line in Path("/proc/self/mountinfo").read_text().splitlines():
+        fields, _, source = line.partition(" - ")
+        if source.split()[0] == kind and fields.split()[4] == where:
+            return f"{fields.split()[5]},{source.split()[2]}"
+    raise AssertionError(f"no {kind} at {where}")
+
+
+@in_both
+def test_the_lane_is_the_one_it_says(lane: str) -> None:
+    assert os.environ["SBXD_LANE"] == lane
+    assert Path("/proc/1/comm").read_text().strip() == "systemd"
+    assert run("systemctl", "is-system-running") == "running"
+
+
+@in_both
+def test_systemd_is_new_enough_to_speak_for_a_current_host(lane: str) -> None:
+    assert int(run("systemctl", "--version").split()[1]) >= 257
+
+
+@in_both
+def test_the_work_tree_is_the_one_that_is_imported(lane: str) -> None:
+    where = run("/opt/sbxd/bin/python", "-c", "import sbxd; print(sbxd.__file__)")
+    assert where == "/src/sbxd/__init__.py"
+
+
+@in_both
+def test_the_sockets_listen_and_no_service_was_started_for_them(lane: str) -> None:
+    for unit in ("sbxd.socket", "sbxd-admin.socket", "sbxd-launcher.socket"):
+        assert run("systemctl", "is-active", unit) == "active"
+    assert Path("/run/sbxd-launcher/launcher.sock").stat().st_mode & 0o777 == 0o600
+
+
+@in_both
+def test_the_image_for_sandboxes_is_there(lane: str) -> None:
+    listing = run("tar", "--list", "--file", "/var/cache/sbxd-lab/image.tar")
+    assert "./usr/bin/python3" in listing.splitlines()
+
+
+@in_both
+def test_cgroup_kill_empties_a_group(lane: str, tmp_path: Path) -> None:
+    run("systemd-run", "--quiet", "--unit=fact-kill", "--property=Delegate=yes", "sleep", "100")
+    group = CGROUP / "system.slice/fact-kill.service"
+    (group / "cgroup.kill").write_text("1")
+    deadline = time.monotonic() + 10
+    while group.exists() and "populated 1" in (group / "cgroup.events").read_text():
+        assert time.monotonic() < deadline
+    run("systemctl", "reset-failed", "fact-kill.service")
+
+
+@in_both
+def test_a_loop_device_can_be_mounted(lane: str, tmp_path: Path) -> None:
+    image = STATE / "fact.img"
+    with image.open("wb") as file:
+        file.truncate(16 << 20)
+    run("mkfs.ext4", "-q", str(image))
+    run("mount", "-o", "loop", str(image), str(tmp_path))
+    try:
+        assert "loop" in run("findmnt", "--noheadings", "--output", "SOURCE", str(tmp_path))
+    finally:
+        run("umount", str(tmp_path))
+        image.unlink()
+
+
+@in_both
+def test_an_idmapped_mount_of_the_state_directory_works(lane: str, tmp_path: Path) -> None:
+    source = STATE / "fact-idmap"
+    source.mkdir()
+    (source / "file").touch()
+    try:
+        run("mount", "--bind", "-o", "X-mount.idmap=b:0:1879048192:1", str(source), str(tmp_path))
+        assert (tmp_path / "file").stat().st_uid == 1879048192
+        run("umount", str(tmp_path))
+    finally:
+        (source / "file").unlink()
+        source.rmdir()
+
+
+@in_both
+def test_granularity_of_ctime_is_recorded(
+    lane: str, tmp_path: Path, record_property: object
+) -> None:
+    """Coarse before Linux 6.13: entries changed within one tick are told apart by hash alone."""
+    seen = set()
+    for number in range(50):
+        file = tmp_path / str(number)
+        file.touch()
+        seen.add(file.stat().st_ctime_ns)
+    print(f"{lane}: 50 new files have {len(seen)} different ctimes")
+    assert 1 <= len(seen) <= 50
+
+
+@in_container
+def test_container_has_cgroup2_without_limits() -> None:
+    controllers = set((CGROUP / "cgroup.controllers").read_text().split())
+    assert not controllers & {"memory", "pids", "cpu", "io"}
+
+
+@in_container
+def test_container_has_no_nsdelegate() -> None:
+    assert "nsdelegate" not in mount_options("cgroup2", "/sys/fs/cgroup")
+
+
+@in_container
+def test_container_has_no_cap_sys_resource() -> None:
+    status = Path("/proc/1/status").read_text()
+    bounding = next(line for line in status.splitlines() if line.startswith("CapBnd"))
+    assert not int(bounding.split()[1], 16) >> CAP_SYS_RESOURCE & 1
+
+
+@in_container
+def test_container_has_no_apparmor() -> None:
+    assert not Path("/sys/module/apparmor/parameters/enabled").exists()
+
+
+@in_container
+def test_container_has_landlock() -> None:
+    assert landlock_version() >= 1
+
+
+@in_container
+def test_container_cannot_see_or_change_the_machine() -> None:
+    assert "ro" in mount_options("sysfs", "/sys").split(",")
+    interfaces = {path.name for path in Path("/sys/class/net").iterdir()}
+    assert interfaces == {"lo"}
+    assert all(int(p.name) < 100000 for p in Path("/proc").iterdir() if p.name.isdigit())
+
+
+@in_container
+def test_container_runs_gvisor_at_all() -> None:
+    assert "runsc version" in run("runsc", "--version")
+
+
+@in_uml
+def test_uml_has_the_controllers() -> None:
+    controllers = set((CGROUP / "cgroup.controllers").read_text().split())
+    assert {"cpu", "io", "memory", "pids"} <= controllers
+
+
+@in_uml
+def test_uml_has_nsdelegate() -> None:
+    assert "nsdelegate" in mount_options("cgroup2", "/sys/fs/cgroup")
+
+
+@in_uml
+def test_uml_kills_what_exceeds_memory_max() -> None:
+    hog = "x = bytearray(200 << 20); print(len(x))"
+    done = subprocess.run(
+        [
+            *("systemd-run", "--quiet", "--wait", "--pipe", "--unit=fact-memory"),
+            *("--property=MemoryMax=40M", "--property=MemorySwapMax=0"),
+            *("/usr/bin/python3", "-c", hog),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        cwd="/",
+    )
+    run("systemctl", "reset-failed", "fact-memory.service")
+    assert done.stdout == ""
+    assert done.returncode != 0
+    control = run(
+        *("systemd-run", "--quiet", "--wait", "--pipe", "--property=MemoryMax=400M"),
+        *("/usr/bin/python3", "-c", hog),
+    )
+    assert control == str(200 << 20)
+
+
+@in_uml
+def test_uml_refuses_forks_over_pids_max() -> None:
+    script = "for i in 1 2 3 4 5 6 7 8 9 10; do sleep 1 & done; wait; echo all"
+    done = subprocess.run(
+        [
+            *("systemd-run", "--quiet", "--wait", "--pipe", "--unit=fact-pids"),
+            *("--property=TasksMax=5", "/bin/bash", "-c", script),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        cwd="/",
+    )
+    assert "fork: " in done.stderr
+
+
+@in_uml
+def test_uml_enforces_apparmor(tmp_path: Path) -> None:
+    assert Path("/sys/module/apparmor/parameters/enabled").read_text().strip() == "Y"
+    program = Path("/usr/local/bin/fact-cat")
+    program.write_bytes(Path("/usr/bin/cat").read_bytes())
+    program.chmod(0o755)
+    secret = Path("/var/tmp/fact-secret")
+    secret.write_text("control")
+    assert run(str(program), str(secret)) == "control"
+    profile = tmp_path / "profile"
+    profile.write_text(
+        "profile fact /usr/local/bin/fact-cat {\n  /** mr,\n  deny /var/tmp/fact-secret r,\n}\n"
+    )
+    run("apparmor_parser", "--replace", "--skip-cache", str(profile))
+    try:
+        done = subprocess.run([program, secret], capture_output=True, text=True)
+        assert done.returncode == 1
+        assert "Permission denied" in done.stderr
+    finally:
+        run("apparmor_parser", "--remove", str(profile))
+
+
+@in_uml
+def test_uml_enforces_project_quota_in_bytes_and_inodes() -> None:
+    assert "prjquota" in mount_options("xfs", str(STATE))
+    folder = STATE / "fact-quota"
+    folder.mkdir()
+    setup = (f"project -s -p {folder} 4242", "limit -p bhard=5m ihard=20 4242")
+    for command in setup:
+        run("xfs_quota", "-x", "-c", command, str(STATE))
+    nobody = {"user": 65534, "group": 65534}
+    os.chown(folder, 65534, 65534)
+    big = subprocess.run(
+        ["dd", "if=/dev/zero", f"of={folder}/big", "bs=1M", "count=8"],
+        capture_output=True,
+        text=True,
+        **nobody,  # type: ignore[call-overload]
+    )
+    assert big.returncode == 1
+    assert (folder / "big").stat().st_size <= 5 << 20
+    many = subprocess.run(
+        ["sh", "-c", f"for i in $(seq 30); do : > {folder}/$i || exit 9; done"],
+        capture_output=True,
+        **nobody,  # type: ignore[call-overload]
+    )
+    assert many.returncode != 0
+    assert len(list(folder.iterdir())) < 20
+    run("rm", "-r", str(folder))
+
+
+@in_uml
+def test_uml_has_no_landlock() -> None:
+    assert landlock_version() == 0
+
+
+@in_uml
+def test_uml_is_a_kernel_of_its_own() -> None:
+    assert "user" in Path("/proc/cpuinfo").read_text().lower() or os.uname().release == "7.2.7"
+    libc = ctypes.CDLL(None, use_errno=True)
+    assert libc.getppid() > 0

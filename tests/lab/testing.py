@@ -1,0 +1,217 @@
+"""The test runner: collects once, places each test in the cheapest lane that has what it needs,
+runs pytest once per lane, and reports which gate ran where.
+
+Invariants: a test that was placed and reported no outcome is a failure; so is a skipped test whose
+reason does not begin with `not run: `, a lane that could not be set up, a lane over its budget,
+and a gate that no test ran in any lane.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from . import session
+from .features import OFFERED, Feature, LaneKind, UnknownFeature, offered_natively, parse, place
+from .host import LANES, REPOSITORY, LabError, test_interpreter
+from .report import Outcome, Test, summarise
+
+Say = Callable[[str], None]
+
+# Seconds: for the tests of a lane, and for building (once) and booting it.
+BUDGETS = {
+    LaneKind.HOST: 600.0,
+    LaneKind.NATIVE: 900.0,
+    LaneKind.CONTAINER: 900.0,
+    LaneKind.UML: 1200.0,
+}
+SETUP_BUDGET = 900.0
+
+
+class Runs:
+    """What is to be ended when the runner is interrupted."""
+
+    def __init__(self) -> None:
+        self.lanes: list[session.Lane] = []
+        self.processes: list[subprocess.Popen[bytes]] = []
+
+    def end(self) -> None:
+        for process in self.processes:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+        for lane in self.lanes:
+            lane.release()
+
+
+def run_tests(only: str | None, arguments: list[str], say: Say) -> int:
+    """Returns 0 when all is well, 1 when something failed."""
+    offered = dict(OFFERED)
+    if native := offered_natively():
+        offered[LaneKind.NATIVE] = native
+    tests = collect(arguments)
+    try:
+        placed = distribute(tests, offered, LaneKind(only) if only else None)
+    except UnknownFeature as error:
+        raise LabError(str(error)) from error
+    for lane, share in placed.items():
+        say(f"{lane}: {len(share)} tests, budget {BUDGETS[lane]:.0f} s")
+    outcomes = {lane: Outcome(lane, share) for lane, share in placed.items()}
+    runs = Runs()
+    here = [o for lane, o in outcomes.items() if lane is not LaneKind.UML]
+    apart = [o for lane, o in outcomes.items() if lane is LaneKind.UML]
+    threads = [
+        threading.Thread(target=_run_all, args=(share, arguments, runs, say), daemon=True)
+        for share in (here, apart)
+        if share
+    ]
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            while thread.is_alive():
+                thread.join(0.5)
+    except KeyboardInterrupt:
+        runs.end()
+        raise
+    return summarise(list(outcomes.values()), BUDGETS, print)
+
+
+def collect(arguments: list[str]) -> list[Test]:
+    """What pytest finds, with what each test needs."""
+    with tempfile.TemporaryDirectory() as folder:
+        plan = Path(folder) / "plan.json"
+        command = [
+            *(test_interpreter(), "-m", "pytest", "--collect-only", "-q", "--no-header"),
+            *("--lab-plan", str(plan), *arguments),
+        ]
+        done = subprocess.run(
+            command, cwd=REPOSITORY, capture_output=True, text=True, stdin=subprocess.DEVNULL
+        )
+        if done.returncode not in (0, 5) or not plan.exists():
+            raise LabError(f"the tests could not be collected:\n{done.stdout}{done.stderr}")
+        rows = json.loads(plan.read_text())
+    return [Test(row["id"], frozenset(row["needs"]), tuple(row["gates"])) for row in rows]
+
+
+def distribute(
+    tests: Iterable[Test],
+    offered: dict[LaneKind, frozenset[Feature]],
+    only: LaneKind | None,
+) -> dict[LaneKind, list[Test]]:
+    """Each test in its lane; with `only`, every test that needs a lane and can run in that one."""
+    placed: dict[LaneKind, list[Test]] = {lane: [] for lane in LaneKind}
+    for test in tests:
+        needs = parse(test.needs)
+        if only is None:
+            placed[place(needs, offered)].append(test)
+        elif needs <= offered.get(only, frozenset()) and (needs or only is LaneKind.HOST):
+            placed[only].append(test)
+    return {lane: share for lane, share in placed.items() if share}
+
+
+def _run_all(share: list[Outcome], arguments: list[str], runs: Runs, say: Say) -> None:
+    for outcome in share:
+        try:
+            if outcome.lane in (LaneKind.HOST, LaneKind.NATIVE):
+                _run_here(outcome, arguments, runs)
+            else:
+                _run_in_lane(outcome, arguments, runs, say)
+        except (LabError, OSError, ValueError) as error:
+            outcome.error = str(error)
+            say(f"{outcome.lane}: {error}")
+
+
+def _pytest(arguments: list[str], folder: str) -> list[str]:
+    options = ("--lab-select", f"{folder}/select.json", "--lab-report", f"{folder}/report.jsonl")
+    return ["-m", "pytest", *options, *arguments]
+
+
+def _run_here(outcome: Outcome, arguments: list[str], runs: Runs) -> None:
+    begun = time.monotonic()
+    with tempfile.TemporaryDirectory() as folder:
+        _write_selection(outcome, Path(folder))
+        environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+        environment.pop("SBXD_LANE", None)
+        process = subprocess.Popen(
+            [test_interpreter(), *_pytest(arguments, folder)],
+            cwd=REPOSITORY,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        runs.processes.append(process)
+        late = threading.Timer(
+            BUDGETS[outcome.lane], lambda: os.killpg(process.pid, signal.SIGKILL)
+        )
+        late.start()
+        prefixed = Prefixed(outcome.lane)
+        assert process.stdout
+        while data := os.read(process.stdout.fileno(), 65536):
+            prefixed.write(data)
+        status = process.wait()
+        late.cancel()
+        outcome.seconds = time.monotonic() - begun
+        report = Path(folder) / "report.jsonl"
+        _read_report(outcome, report.read_text() if report.exists() else "", status)
+    if outcome.seconds >= BUDGETS[outcome.lane]:
+        outcome.error = f"over its budget of {BUDGETS[outcome.lane]:.0f} s: killed"
+
+
+def _run_in_lane(outcome: Outcome, arguments: list[str], runs: Runs, say: Say) -> None:
+    begun = time.monotonic()
+    lane = session.start(session.Wish(lane=outcome.lane), None, say)
+    runs.lanes.append(lane)
+    try:
+        outcome.setup_seconds = time.monotonic() - begun
+        if outcome.setup_seconds > SETUP_BUDGET:
+            raise LabError(f"its set-up took more than {SETUP_BUDGET:.0f} s")
+        _write_selection(outcome, LANES / lane.name)
+        begun = time.monotonic()
+        prefixed = Prefixed(outcome.lane)
+        command = ["python", *_pytest(arguments, "/lab")]
+        try:
+            status = lane.run(
+                command, prefixed.write, prefixed.write, seconds=BUDGETS[outcome.lane]
+            )
+        finally:
+            outcome.seconds = time.monotonic() - begun
+        report = bytearray()
+        lane.run(["cat", "/lab/report.jsonl"], report.extend, prefixed.write, seconds=60)
+        _read_report(outcome, report.decode(), status)
+    finally:
+        lane.release()
+
+
+def _write_selection(outcome: Outcome, folder: Path) -> None:
+    (folder / "select.json").write_text(json.dumps([test.id for test in outcome.tests]))
+
+
+def _read_report(outcome: Outcome, text: str, status: int) -> None:
+    for line in text.splitlines():
+        row = json.loads(line)
+        outcome.results[row["id"]] = (row["outcome"], row["reason"])
+    clean = all(result != "failed" for result, _ in outcome.results.values())
+    if status not in (0, 1) or (status == 1 and clean):
+        outcome.error = f"pytest ended with {status}"
+
+
+class Prefixed:
+    """Prints lines as they end, each with the lane that it comes from."""
+
+    def __init__(self, lane: LaneKind) -> None:
+        self._prefix = f"[{lane}] ".encode()
+        self._rest = bytearray()
+
+    def write(self, data: bytes) -> None:
+        self._rest += data
+        *lines, rest = bytes(self._rest).split(b"\n")
+        self._rest = bytearray(rest)
+        if lines:
+            os.write(1, b"".join(self._prefix + line + b"\n" for line in lines))
