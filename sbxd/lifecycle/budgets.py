@@ -18,7 +18,8 @@ class Budgets:
     start_seconds: workspace snapshot and start of one command. quiet_seconds: from the kill to
     the proof that the tree is dead; beyond it the environment is quarantined. drain_seconds:
     reading what is left in the pipes when nobody takes it live. delivery_seconds: the same when
-    a sink takes it. changes_seconds: comparing the workspace. release_seconds: giving a leaf
+    a sink takes it. changes_seconds: comparing the workspace; settle_seconds: the
+    same when the environment ends. release_seconds: giving a leaf
     back. destroy_seconds: one attempt to destroy. destroy_retry_seconds: between attempts; their
     number is one more than of pauses. audit_seconds: the last event of a cancelled call.
     audit_retry_seconds: between attempts to record an end. shutdown_seconds: all environments.
@@ -29,6 +30,7 @@ class Budgets:
     drain_seconds: float = 2.0
     delivery_seconds: float = 30.0
     changes_seconds: float = 60.0
+    settle_seconds: float = 5.0
     release_seconds: float = 5.0
     destroy_seconds: float = 30.0
     destroy_retry_seconds: tuple[float, ...] = (1.0, 5.0)

@@ -13,6 +13,8 @@ Deliberately absent: who may execute, and the audit (`sbxd.lifecycle.supervisor`
 """
 
 import hashlib
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 
@@ -123,13 +125,19 @@ class Execution:
         self._ended_at = 0.0
         self._environment_ends = False
         # The leaf could not be given back: the environment is not to be used again.
-        self.leaf_is_stuck = False
+        self._leaf_is_stuck = False
+        self.started = False  # a program was started
         # Set when the tree is dead and the workspace is compared (or will never be).
         self.settled = trio.Event()
 
     @property
-    def started(self) -> bool:
-        return self._started_at is not None
+    def failure(self) -> SandboxLost | TreeSurvived | None:
+        """What makes the environment unusable from now on, if anything."""
+        if self._failure is None and isinstance(self._verdict.end, Lost):
+            return SandboxLost("await the end of the command", 0)
+        if self._failure is None and self._leaf_is_stuck:
+            return SandboxLost("release the leaf", 0)
+        return self._failure
 
     @property
     def stdout(self) -> Capture:
@@ -151,9 +159,16 @@ class Execution:
         self.end(reason)
 
     async def run(
-        self, command: CommandSpec, *, cancelled: trio.Event, on_started: trio.Event | None = None
+        self,
+        command: CommandSpec,
+        *,
+        cancelled: trio.Event,
+        on_started: Callable[[], Awaitable[None]],
     ) -> ExecutionResult:
         """Start the command and see it to its end. Not started when it has an end already.
+
+        on_started: awaited, shielded, once the program runs; it bounds itself, and may `end` the
+        command but not raise.
 
         Raises: CommandNotStarted; SandboxLost (no known end); MechanismError (it could not be
         started, or its start was not observed); TreeSurvived.
@@ -174,10 +189,11 @@ class Execution:
                 )
             except BudgetSpent:
                 raise MechanismError("start the command", 0, "not observed in time") from None
+            self.started = True
             self._started_at = trio.current_time()
-            if on_started is not None:
-                on_started.set()
             try:
+                with suppress(BudgetSpent):
+                    await within_shield(self._budgets.audit_seconds, on_started)
                 await self._run_to_end(running, cancelled)
             finally:
                 await self._release(running)
@@ -317,7 +333,8 @@ class Execution:
         self.end(KillReason.CANCELLED)
 
     async def _wait_deadline(self) -> None:
-        await trio.sleep(self._terms.effective_timeout_seconds)
+        assert self._started_at is not None
+        await trio.sleep_until(self._started_at + self._terms.effective_timeout_seconds)
         self.end(KillReason.TIMEOUT)
 
     async def _feed(self, running: RunningCommand) -> None:
@@ -355,7 +372,7 @@ class Execution:
         try:
             await within_shield(self._budgets.release_seconds, running.aclose)
         except (BudgetSpent, MechanismError):
-            self.leaf_is_stuck = True
+            self._leaf_is_stuck = True
 
 
 class _Countdown:

@@ -12,6 +12,7 @@ When the database refuses a quarantine, a marker file beside it says the same: `
 """
 
 import os
+import re
 import sqlite3
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ from typing import TypeVar
 
 import trio
 
-from sbxd.port.ids import EnvironmentId, RunId, TenantId
+from sbxd.port.ids import ENVIRONMENT_ID_PATTERN, EnvironmentId, RunId, TenantId
 
 ResultT = TypeVar("ResultT")
 
@@ -79,6 +80,14 @@ class Tenancy:
     tenant_id: TenantId
     run_id: RunId
     lease_epoch: int
+
+    def is_of_same_run(self, other: "Tenancy") -> bool:
+        """Whether both are leases of one run: of the same uid, tenant and run id."""
+        return (self.owner_uid, self.tenant_id, self.run_id) == (
+            other.owner_uid,
+            other.tenant_id,
+            other.run_id,
+        )
 
 
 class JournalUnwritable(Exception):
@@ -249,6 +258,8 @@ class JournalStore:
         )
 
     def _mark(self, environment_id: EnvironmentId) -> None:
+        if not re.fullmatch(ENVIRONMENT_ID_PATTERN, environment_id):
+            raise JournalUnwritable("not a name for a marker")
         try:
             marker_fd = os.open(
                 self._markers / environment_id, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600

@@ -76,8 +76,6 @@ TABLE: Mapping[State, Mapping[Event, State]] = MappingProxyType(
 
 # Handed out: a tenant's handle names it.
 HANDED_OUT = frozenset({State.LIVE, State.RUNNING})
-# Takes a place of environments_max (a slot of the reserve does not, nor what is over).
-OCCUPYING = frozenset({State.ASSIGNING, State.LIVE, State.RUNNING, State.DESTROYING})
 
 
 def transition(state: State, event: Event) -> State:

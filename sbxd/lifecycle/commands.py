@@ -1,0 +1,234 @@
+"""One command as the port promises it: judged, run, audited, with its consequences drawn.
+
+Invariants: nothing is started that was refused; a command that was started is audited as started
+and as finished (or as having no known end) whatever happens to its caller; an environment in
+which something was not proven is ended before the call comes back.
+"""
+
+from dataclasses import dataclass
+from functools import partial
+
+import trio
+
+from sbxd.audit.events import (
+    AuditEvent,
+    CommandFinished,
+    CommandStarted,
+    CommandUnfinished,
+    DestroyReason,
+    describe_argv,
+)
+from sbxd.audit.sink import AuditSink, AuditUnavailable
+from sbxd.lifecycle import errors
+from sbxd.lifecycle.budgets import Budgets
+from sbxd.lifecycle.environments import OutputSink
+from sbxd.lifecycle.execution import Execution, Terms, TreeSurvived
+from sbxd.lifecycle.finalize import BudgetSpent, within_shield
+from sbxd.lifecycle.supervisor import Supervisor
+from sbxd.mechanism.protocol import CommandNotStarted, CommandSpec, MechanismError, SandboxLost
+from sbxd.policy.child_environment import build, encode
+from sbxd.policy.command import validate_command
+from sbxd.policy.containment import resolve
+from sbxd.policy.timeouts import EffectiveTimeout, effective_timeout
+from sbxd.port.command import ExecutionCommand, ExecutionResult, KillReason
+from sbxd.port.errors import (
+    EscapeCode,
+    ExecutionRejected,
+    RejectedCode,
+    SandboxEscapeSuspected,
+    UnavailableCode,
+)
+from sbxd.settings import Settings
+
+_SURVIVED = "a process of the command was not proven dead after the kill"
+
+
+@dataclass(frozen=True)
+class CommandRules:
+    """What the composition root gives to every command."""
+
+    settings: Settings
+    budgets: Budgets
+    audit: AuditSink
+
+
+async def execute(
+    supervisor: Supervisor,
+    command: ExecutionCommand,
+    rules: CommandRules,
+    *,
+    cancelled: trio.Event,
+    on_output: OutputSink | None,
+) -> ExecutionResult:
+    """`Environments.execute` for an environment that the caller may use."""
+    specification, timeout = _judge(supervisor, command, rules.settings)
+    if supervisor.execution is not None:
+        raise ExecutionRejected(
+            RejectedCode.ENVIRONMENT_BUSY,
+            "a command runs in this environment: one at a time",
+            field="environment_id",
+        )
+    limits = rules.settings.limits
+    execution = Execution(
+        supervisor.sandbox,
+        Terms(
+            effective_timeout_seconds=timeout.seconds,
+            maximum_output_bytes=command.maximum_output_bytes,
+            pids_refusals_max=limits.pids_refusals_max,
+            pids_refusals_window_seconds=limits.pids_refusals_window_seconds,
+            files_changed_max=limits.files_changed_max,
+        ),
+        budgets=rules.budgets,
+        on_output=on_output,
+    )
+    number = supervisor.begin_command(execution, specification.argv)
+    recorder = _Recorder(supervisor, execution, number, rules)
+    try:
+        return await _run(execution, specification, recorder, command, timeout, cancelled)
+    finally:
+        _draw_consequences(supervisor, execution)
+        supervisor.finish_command(recorder.result)
+
+
+async def _run(
+    execution: Execution,
+    specification: CommandSpec,
+    recorder: "_Recorder",
+    command: ExecutionCommand,
+    timeout: EffectiveTimeout,
+    cancelled: trio.Event,
+) -> ExecutionResult:
+    try:
+        try:
+            result = await execution.run(
+                specification,
+                cancelled=cancelled,
+                on_started=partial(recorder.record_start, specification, command, timeout),
+            )
+        finally:
+            await recorder.record_end()
+    except CommandNotStarted as problem:
+        raise errors.not_started(problem) from None
+    except TreeSurvived:
+        raise SandboxEscapeSuspected(EscapeCode.PROCESS_SURVIVED, _SURVIVED) from None
+    except MechanismError as problem:
+        recorder.supervisor.request_end(DestroyReason.ENVIRONMENT_LOST)
+        raise errors.setup_failed(problem) from None
+    if recorder.is_unaudited:
+        raise errors.audit_unavailable()
+    return result
+
+
+def _judge(
+    supervisor: Supervisor, command: ExecutionCommand, settings: Settings
+) -> tuple[CommandSpec, EffectiveTimeout]:
+    """What to start and for how long. Raises ExecutionRejected."""
+    assert supervisor.tenant is not None
+    specification = supervisor.tenant.specification
+    line = validate_command(command)
+    timeout = effective_timeout(
+        hard_cap_seconds=settings.limits.command_hard_cap_seconds,
+        wall_clock_seconds=specification.limits.wall_clock_seconds,
+        command_timeout_seconds=command.timeout_seconds,
+    )
+    environment = build(
+        specification.environment,
+        settings.process_environment.operator_names,
+        working_directory=resolve(line.working_directory),
+        bridge=specification.bridge,
+    )
+    return (
+        CommandSpec(
+            argv=line.argv,
+            environment=encode(environment),
+            working_directory=line.working_directory,
+            stdin=command.stdin or b"",
+        ),
+        timeout,
+    )
+
+
+def _draw_consequences(supervisor: Supervisor, execution: Execution) -> None:
+    """End the environment when something about the command was not proven."""
+    failure = execution.failure
+    if isinstance(failure, TreeSurvived):
+        supervisor.suspect_escape(EscapeCode.PROCESS_SURVIVED, _SURVIVED)
+    elif failure is not None:
+        supervisor.request_end(DestroyReason.ENVIRONMENT_LOST)
+
+
+class _Recorder:
+    """Records a command's start and end; what it could not record makes the call fail."""
+
+    def __init__(
+        self, supervisor: Supervisor, execution: Execution, number: int, rules: CommandRules
+    ) -> None:
+        self.supervisor = supervisor
+        self.is_unaudited = False
+        self.result: ExecutionResult | None = None
+        self._execution = execution
+        self._number = number
+        self._rules = rules
+
+    async def record_start(
+        self, specification: CommandSpec, command: ExecutionCommand, timeout: EffectiveTimeout
+    ) -> None:
+        described = describe_argv(specification.argv)
+        event = CommandStarted(
+            **self.supervisor.identity(),
+            command_number=self._number,
+            program=described.program,
+            argv_count=described.argv_count,
+            argv_sha256=described.argv_sha256,
+            stdin_bytes=len(specification.stdin),
+            network_enabled=command.network_enabled,
+            effective_timeout_ms=round(timeout.seconds * 1000),
+            timeout_bound=timeout.bound,
+        )
+        await self._emit(event)
+        if self.is_unaudited:
+            self._execution.end(KillReason.CANCELLED)
+
+    async def record_end(self) -> None:
+        """Shielded and bounded, so that a command whose caller is gone is audited as well."""
+        if not self._execution.started:
+            return
+        await self._emit(self._end_event())
+
+    def _end_event(self) -> AuditEvent:
+        execution = self._execution
+        try:
+            self.result = result = execution.result()
+        except (SandboxLost, TreeSurvived):
+            return CommandUnfinished(
+                **self.supervisor.identity(),
+                command_number=self._number,
+                code=UnavailableCode.ENVIRONMENT_LOST,
+            )
+        return CommandFinished(
+            **self.supervisor.identity(),
+            command_number=self._number,
+            exit_code=result.exit_code,
+            signal=result.signal,
+            killed_by=result.killed_by,
+            duration_ms=result.duration_ms,
+            stdout_bytes=execution.stdout.size_bytes,
+            stdout_sha256=execution.stdout.sha256,
+            stdout_truncated=result.stdout_truncated,
+            stderr_bytes=execution.stderr.size_bytes,
+            stderr_sha256=execution.stderr.sha256,
+            stderr_truncated=result.stderr_truncated,
+            files_changed=len(result.files_changed),
+            files_changed_truncated=result.files_changed_truncated,
+            evidence=result.evidence,
+            usage=result.usage,
+            unenforced_limits=result.unenforced_limits,
+        )
+
+    async def _emit(self, event: AuditEvent) -> None:
+        try:
+            await within_shield(
+                self._rules.budgets.audit_seconds, partial(self._rules.audit.emit, event)
+            )
+        except (AuditUnavailable, BudgetSpent):
+            self.is_unaudited = True

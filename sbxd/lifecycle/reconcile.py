@@ -1,0 +1,121 @@
+"""Journal against kernel: what nobody owns is removed, what cannot be is quarantined.
+
+Theory: an environment may exist only after its intent (`sbxd.lifecycle.journal`), and is over
+only when that is proven. After a start nothing that is found is owned (running environments do
+not survive the daemon: the workspace is a cache), so every id that the journal or the kernel
+knows is destroyed by id, also where the kernel shows nothing: that is what proves it. An id that
+is already quarantined is left as it is. A name that is no environment id can only be reported.
+"""
+
+import re
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from functools import partial
+
+from sbxd.audit.events import EnvironmentQuarantined, OrphanDestroyed
+from sbxd.audit.sink import AuditSink
+from sbxd.lifecycle.budgets import Budgets
+from sbxd.lifecycle.environments import ReconcileReport
+from sbxd.lifecycle.finalize import BudgetSpent, within
+from sbxd.lifecycle.journal import Journal, JournalState
+from sbxd.mechanism.protocol import Inventory, Mechanism, MechanismError
+from sbxd.port.ids import ENVIRONMENT_ID_PATTERN, EnvironmentId
+
+
+@dataclass(frozen=True)
+class Plan:
+    """destroy: id and what the kernel holds of it. quarantine: names that are no ids."""
+
+    destroy: tuple[tuple[EnvironmentId, tuple[str, ...]], ...]
+    quarantine: tuple[tuple[str, tuple[str, ...]], ...]
+
+
+def plan(
+    journal: Mapping[EnvironmentId, JournalState],
+    inventory: Inventory,
+    owned: Collection[EnvironmentId],
+) -> Plan:
+    """Decide about every name that the journal or the kernel knows. Pure.
+
+    owned: environments and slots of this run of the daemon, which are not touched.
+    """
+    held = {item.environment_id: item.kinds for item in inventory.items}
+    destroy, quarantine = [], []
+    for name in sorted(held.keys() | journal.keys()):
+        if name in owned or journal.get(EnvironmentId(name)) is JournalState.QUARANTINED:
+            continue
+        kinds = held.get(name, ())
+        if re.fullmatch(ENVIRONMENT_ID_PATTERN, name):
+            destroy.append((EnvironmentId(name), kinds))
+        else:
+            quarantine.append((name, kinds))
+    return Plan(destroy=tuple(destroy), quarantine=tuple(quarantine))
+
+
+class Reconciler:
+    """Carries a plan out. Raises AuditUnavailable, JournalUnreadable, JournalUnwritable and
+    MechanismError (no inventory): then the daemon must not start."""
+
+    def __init__(
+        self, mechanism: Mechanism, journal: Journal, audit: AuditSink, budgets: Budgets
+    ) -> None:
+        self._mechanism = mechanism
+        self._journal = journal
+        self._audit = audit
+        self._budgets = budgets
+
+    async def run(self, owned: Callable[[], Collection[EnvironmentId]]) -> ReconcileReport:
+        """Remove what nobody owns. `owned` is asked after the inventory was taken, so that an
+        environment that is being built is never taken for an orphan."""
+        journal = await self._journal.states()
+        inventory = await self._mechanism.inventory()
+        decided = plan(journal, inventory, owned())
+        destroyed, quarantined = [], []
+        for environment_id, kinds in decided.destroy:
+            problem = await self._destroy(environment_id)
+            if problem is None:
+                await self._journal.note(environment_id, JournalState.GONE)
+                if kinds:
+                    await self._audit.emit(
+                        OrphanDestroyed(environment_id=environment_id, kinds=kinds)
+                    )
+                destroyed.append(environment_id)
+                continue
+            await self._quarantine(environment_id, kinds, problem)
+            quarantined.append(str(environment_id))
+        for name, kinds in decided.quarantine:
+            await self._quarantine(
+                EnvironmentId(name), kinds, MechanismError("read the inventory", 0)
+            )
+            quarantined.append(name)
+        return ReconcileReport(destroyed=tuple(destroyed), quarantined=tuple(quarantined))
+
+    async def _destroy(self, environment_id: EnvironmentId) -> MechanismError | None:
+        """Destroy until it is proven, without pauses: nothing of ours is using it."""
+        problem = MechanismError("destroy", 0)
+        for _attempt in range(len(self._budgets.destroy_retry_seconds) + 1):
+            try:
+                await within(
+                    self._budgets.destroy_seconds,
+                    partial(self._mechanism.destroy_orphan, environment_id),
+                )
+            except MechanismError as failure:
+                problem = failure
+            except BudgetSpent:
+                problem = MechanismError("destroy", 0, "not finished in time")
+            else:
+                return None
+        return problem
+
+    async def _quarantine(
+        self, environment_id: EnvironmentId, kinds: tuple[str, ...], problem: MechanismError
+    ) -> None:
+        await self._journal.quarantine(environment_id)
+        await self._audit.emit(
+            EnvironmentQuarantined(
+                environment_id=environment_id,
+                step=problem.step,
+                errno=problem.errno,
+                kinds=kinds,
+            )
+        )

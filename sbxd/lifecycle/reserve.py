@@ -1,0 +1,115 @@
+"""Slots that are prepared before anyone asks, for the default image and the default limits.
+
+Invariants: a slot is handed out once; taking one never waits; one is built at a time, and while
+requests are being served building waits for a pause, though never for longer than
+`PATIENCE_SECONDS`: on a small host the reserve must not slow down the request that it exists for.
+After a failure the next attempt waits, twice as long each time.
+"""
+
+from collections import deque
+from collections.abc import Awaitable, Callable
+
+import trio
+
+from sbxd.audit.events import DestroyReason
+from sbxd.lifecycle.machine import State
+from sbxd.lifecycle.supervisor import Supervisor
+from sbxd.mechanism.protocol import SlotProfile
+
+PATIENCE_SECONDS = 0.1
+RETRY_SECONDS_MIN = 1.0
+RETRY_SECONDS_MAX = 60.0
+
+
+def fits(profile: SlotProfile, wanted: SlotProfile) -> bool:
+    """Whether a slot of `profile` can become an environment of `wanted`: the volume and the image
+    are built in, the other limits are set at the hand-out."""
+    return (
+        profile.image_digest == wanted.image_digest
+        and profile.limits.workspace_bytes == wanted.limits.workspace_bytes
+        and profile.limits.inodes_max == wanted.limits.inodes_max
+    )
+
+
+class Reserve:
+    """Keeps `target` slots ready.
+
+    build: starts a new supervisor for the profile, its intent journaled; None when that is not
+    possible now (unknown image, journal). is_busy: whether a request is being served.
+    """
+
+    def __init__(
+        self,
+        profile: SlotProfile | None,
+        target: int,
+        *,
+        build: "Callable[[SlotProfile], Awaitable[Supervisor | None]]",
+        is_busy: Callable[[], bool],
+    ) -> None:
+        self._profile = profile
+        self._build = build
+        self._is_busy = is_busy
+        self._slots: deque[Supervisor] = deque()
+        self._changed = trio.Event()
+        self._idle = trio.Event()
+        self.target = 0 if profile is None else target
+
+    @property
+    def ready(self) -> int:
+        return sum(1 for slot in self._slots if slot.state is State.READY)
+
+    def take(self, wanted: SlotProfile) -> Supervisor | None:
+        """The oldest ready slot that fits, which leaves the reserve; None when there is none."""
+        if self._profile is None or not fits(self._profile, wanted):
+            return None
+        taken = None
+        while self._slots and taken is None:
+            candidate = self._slots.popleft()
+            if candidate.state is State.READY:
+                taken = candidate
+        self.wake()
+        return taken
+
+    def give_back(self, slot: Supervisor) -> None:
+        """Take back a slot that was taken and that nothing of a tenant has touched."""
+        self._slots.appendleft(slot)
+
+    def wake(self) -> None:
+        """A slot is missing, or may be."""
+        self._changed.set()
+
+    def pause_over(self) -> None:
+        """No request is being served."""
+        self._idle.set()
+
+    async def run(self) -> None:
+        """Keep the reserve full, until cancelled."""
+        retry_seconds = RETRY_SECONDS_MIN
+        while True:
+            self._changed = trio.Event()
+            self._slots = deque(slot for slot in self._slots if slot.state is State.READY)
+            if self._profile is None or len(self._slots) >= self.target:
+                await self._changed.wait()
+                continue
+            await self._wait_pause()
+            slot = await self._build(self._profile)
+            if slot is not None:
+                await slot.prepared.wait()
+            if slot is not None and slot.state is State.READY:
+                self._slots.append(slot)
+                retry_seconds = RETRY_SECONDS_MIN
+                continue
+            await trio.sleep(retry_seconds)
+            retry_seconds = min(2 * retry_seconds, RETRY_SECONDS_MAX)
+
+    async def _wait_pause(self) -> None:
+        if self._is_busy():
+            self._idle = trio.Event()
+            with trio.move_on_after(PATIENCE_SECONDS):
+                await self._idle.wait()
+
+    def discard(self) -> None:
+        """End every slot and build none any more."""
+        self.target = 0
+        while self._slots:
+            self._slots.popleft().request_end(DestroyReason.SERVICE_SHUTDOWN)

@@ -1,0 +1,387 @@
+"""One environment, from the intent to its end. Its task belongs to the registry's nursery.
+
+Invariants: `request_end` never blocks and the first reason stands; after it nothing new starts
+here. The task ends only when the environment is proven gone and that is audited, or when it is
+quarantined and that is audited: until then it keeps its place in the registry, so that an audit
+log that takes nothing holds new work back instead of losing an event.
+
+A failure to destroy is repeated a fixed number of times and is then a quarantine with an alert.
+If this task itself is cancelled (the daemon is being ended by force), everything in the
+environment is killed and the journal still names it: the next start removes the rest.
+"""
+
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import TypedDict
+
+import trio
+
+from sbxd.audit.events import (
+    AuditEvent,
+    DestroyReason,
+    EnvironmentDestroyed,
+    EnvironmentDestroyFailed,
+    EnvironmentExpired,
+    EnvironmentLost,
+    EnvironmentQuarantined,
+    LostPart,
+    SandboxEscapeWasSuspected,
+    SlotPreparationFailed,
+)
+from sbxd.audit.sink import AuditSink, AuditUnavailable
+from sbxd.lifecycle.budgets import Budgets
+from sbxd.lifecycle.execution import Execution
+from sbxd.lifecycle.finalize import BudgetSpent, within
+from sbxd.lifecycle.journal import Journal, JournalState, JournalUnwritable, Tenancy
+from sbxd.lifecycle.machine import Event, State, transition
+from sbxd.lifecycle.verdict import End, Lost
+from sbxd.mechanism.protocol import Mechanism, MechanismError, Sandbox, SlotProfile
+from sbxd.port.command import ExecutionResult, KillReason, Usage
+from sbxd.port.environment import EnvironmentHandle, EnvironmentSpec
+from sbxd.port.errors import EscapeCode
+from sbxd.port.ids import EnvironmentId, RunId, TenantId
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What every supervisor of a daemon shares."""
+
+    mechanism: Mechanism
+    journal: Journal
+    audit: AuditSink
+    budgets: Budgets
+    back_stop_seconds: int
+
+
+@dataclass(frozen=True)
+class Tenant:
+    """Who has the environment, since when (trio's clock), and until when."""
+
+    tenancy: Tenancy
+    specification: EnvironmentSpec
+    taken_at: float
+
+
+@dataclass(frozen=True)
+class Escape:
+    """Which invariant was violated."""
+
+    code: EscapeCode
+    detail: str
+
+
+class Supervisor:
+    """Holds one environment's state; `run` is its task."""
+
+    def __init__(
+        self,
+        parts: Parts,
+        environment_id: EnvironmentId,
+        profile: SlotProfile,
+        *,
+        created_at: float,
+    ) -> None:
+        self.environment_id = environment_id
+        self.profile = profile
+        self.created_at = created_at
+        self.state = State.PREPARING
+        self.tenant: Tenant | None = None
+        self.handle: EnvironmentHandle | None = None
+        self.ends_at = float("inf")  # trio's clock
+        self.holders: set[int] = set()  # connection ids of the owner
+        self.orphaned_at: float | None = None
+        self.execution: Execution | None = None
+        self.running_argv: tuple[bytes, ...] | None = None
+        self.commands_run = 0
+        self.executing_seconds = 0.0
+        self.usage = Usage()
+        self.end_reason: DestroyReason | None = None
+        self.preparation_failure: MechanismError | None = None
+        self.prepared = trio.Event()  # it is READY, or never will be
+        self.first_attempt_over = trio.Event()  # destroyed, quarantined, or to be repeated
+        self.over = trio.Event()  # gone or quarantined, and audited
+        self._parts = parts
+        self._sandbox: Sandbox | None = None
+        self._end_requested = trio.Event()
+        self._escape: Escape | None = None
+        self._lost_part: LostPart | None = None
+
+    @property
+    def sandbox(self) -> Sandbox:
+        """Only of an environment that has been prepared."""
+        assert self._sandbox is not None
+        return self._sandbox
+
+    @property
+    def tenancy(self) -> Tenancy:
+        """Only of an environment that a tenant has."""
+        assert self.tenant is not None
+        return self.tenant.tenancy
+
+    @property
+    def specification(self) -> EnvironmentSpec:
+        """Only of an environment that a tenant has."""
+        assert self.tenant is not None
+        return self.tenant.specification
+
+    @property
+    def is_occupying(self) -> bool:
+        """Whether it takes a place of `environments_max`: from the request to the audited end. A
+        slot of the reserve does not, nor what is quarantined."""
+        return self.tenant is not None and self.state is not State.QUARANTINED
+
+    @property
+    def is_ending(self) -> bool:
+        return self.end_reason is not None
+
+    def apply(self, event: Event) -> None:
+        self.state = transition(self.state, event)
+
+    def request_end(self, reason: DestroyReason) -> None:
+        """End the environment, now and in the background. Never blocks; the first reason stands."""
+        if self.end_reason is not None:
+            return
+        self.end_reason = reason
+        self.apply(Event.END)
+        if self.execution is not None:
+            self.execution.end_with_environment(_command_end(reason))
+        # Otherwise the command's leaf dies first, so that its last words and its changes are kept.
+        if self._sandbox is not None and (self.execution is None or reason in _AT_ONCE):
+            self._sandbox.kill()
+        self._end_requested.set()
+
+    def suspect_escape(self, code: EscapeCode, detail: str) -> None:
+        """End the environment because an invariant of the isolation was violated."""
+        if self._escape is None:
+            self._escape = Escape(code, detail)
+        self.request_end(DestroyReason.ESCAPE_SUSPECTED)
+
+    def begin_command(self, execution: Execution, argv: tuple[bytes, ...]) -> int:
+        """A command takes the environment. Returns its number, from 1."""
+        self.apply(Event.COMMAND_STARTED)
+        self.execution = execution
+        self.running_argv = argv
+        self.commands_run += 1
+        return self.commands_run
+
+    def finish_command(self, result: ExecutionResult | None) -> None:
+        """The command that ran is over. None: it never started, or its end is not known."""
+        self.apply(Event.COMMAND_FINISHED)
+        self.execution = None
+        self.running_argv = None
+        if result is not None:
+            self.executing_seconds += result.duration_ms / 1000
+            self.usage = result.usage
+
+    async def run(self) -> None:
+        """Prepare, watch, end. Returns when the environment is over.
+
+        Cancellation: everything in it is killed; nothing is awaited.
+        """
+        try:
+            await self._prepare()
+            if not self._end_requested.is_set():
+                await self._watch()
+            await self._settle_command()
+            await self._audit_reason()
+            problem = await self._destroy()
+            await self._conclude(problem)
+            self.over.set()
+        finally:
+            if self._sandbox is not None and not self.over.is_set():
+                self._sandbox.kill()
+
+    async def _prepare(self) -> None:
+        """Build the slot, unless the end is requested first."""
+        try:
+            if self._end_requested.is_set():
+                return
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._cancel_on_end, nursery.cancel_scope)
+                try:
+                    self._sandbox = await self._parts.mechanism.prepare(
+                        self.environment_id,
+                        self.profile,
+                        back_stop_seconds=self._parts.back_stop_seconds,
+                    )
+                except MechanismError as problem:
+                    self.preparation_failure = problem
+                nursery.cancel_scope.cancel()
+            if self._end_requested.is_set():
+                return
+            if self.preparation_failure is not None:
+                self.request_end(DestroyReason.PROVISION_FAILED)
+                return
+            self.apply(Event.PREPARED)
+        finally:
+            self.prepared.set()
+
+    async def _cancel_on_end(self, scope: trio.CancelScope) -> None:
+        await self._end_requested.wait()
+        scope.cancel()
+
+    async def _watch(self) -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._watch_loss)
+            await self._end_requested.wait()
+            nursery.cancel_scope.cancel()
+
+    async def _watch_loss(self) -> None:
+        try:
+            self._lost_part = LostPart(await self.sandbox.wait_lost())
+        except MechanismError:
+            self._lost_part = LostPart.LAUNCHER
+        self.request_end(DestroyReason.ENVIRONMENT_LOST)
+
+    async def _settle_command(self) -> None:
+        """Let the command that was running when the end came die, and tell what it did."""
+        execution = self.execution
+        if execution is not None:
+            budgets = self._parts.budgets
+            with trio.move_on_after(budgets.quiet_seconds + budgets.settle_seconds):
+                await execution.settled.wait()
+        if self._sandbox is not None:
+            self._sandbox.kill()
+
+    async def _destroy(self) -> MechanismError | None:
+        """Destroy until it is proven. Returns the last failure when it was never."""
+        attempts = len(self._parts.budgets.destroy_retry_seconds) + 1
+        await self._note(JournalState.DESTROYING)
+        for attempt in range(1, attempts + 1):
+            problem = await self._try_to_destroy()
+            if problem is None:
+                self.apply(Event.DESTROYED)
+                return None
+            self.apply(Event.DESTROY_FAILED)
+            self.first_attempt_over.set()
+            await self._emit_surely(
+                EnvironmentDestroyFailed(
+                    environment_id=self.environment_id,
+                    step=problem.step,
+                    errno=problem.errno,
+                    attempt=attempt,
+                )
+            )
+            if attempt < attempts:
+                await trio.sleep(self._parts.budgets.destroy_retry_seconds[attempt - 1])
+        return problem
+
+    async def _try_to_destroy(self) -> MechanismError | None:
+        if self._sandbox is not None:
+            operation = self._sandbox.destroy
+        else:
+            # A preparation that failed or was cancelled left nothing, and this proves it.
+            operation = partial(self._parts.mechanism.destroy_orphan, self.environment_id)
+        try:
+            await within(self._parts.budgets.destroy_seconds, operation)
+        except MechanismError as problem:
+            return problem
+        except BudgetSpent:
+            return MechanismError("destroy", 0, "not finished in time")
+        return None
+
+    async def _conclude(self, problem: MechanismError | None) -> None:
+        """Write down and audit what the end was."""
+        if problem is None:
+            await self._note(JournalState.GONE)
+            self.first_attempt_over.set()
+            destroyed = self._destroyed_event()
+            if destroyed is not None:
+                await self._emit_surely(destroyed)
+            return
+        self.apply(Event.GIVEN_UP)
+        # When neither database nor marker takes it, the last word is the audit's: the intent is
+        # still there, so the next start tries to remove it and quarantines it if it cannot.
+        with suppress(JournalUnwritable):
+            await self._parts.journal.quarantine(self.environment_id)
+        self.first_attempt_over.set()
+        await self._emit_surely(
+            EnvironmentQuarantined(
+                environment_id=self.environment_id, step=problem.step, errno=problem.errno
+            )
+        )
+
+    def _destroyed_event(self) -> EnvironmentDestroyed | None:
+        """None for a slot that no tenant got."""
+        if self.tenant is None or self.handle is None or self.end_reason is None:
+            return None
+        return EnvironmentDestroyed(
+            **self.identity(),
+            reason=self.end_reason,
+            commands_run=self.commands_run,
+            lifetime_ms=round((trio.current_time() - self.tenant.taken_at) * 1000),
+            executing_ms=round(self.executing_seconds * 1000),
+        )
+
+    async def _audit_reason(self) -> None:
+        """What the end's reason adds to the record before the destruction."""
+        if self.preparation_failure is not None:
+            await self._emit_surely(
+                SlotPreparationFailed(
+                    environment_id=self.environment_id,
+                    step=self.preparation_failure.step,
+                    errno=self.preparation_failure.errno,
+                )
+            )
+        if self.handle is None:
+            return
+        if self._escape is not None:
+            await self._emit_surely(
+                SandboxEscapeWasSuspected(
+                    **self.identity(), code=self._escape.code, detail=self._escape.detail
+                )
+            )
+        if self.end_reason is DestroyReason.EXPIRED:
+            await self._emit_surely(
+                EnvironmentExpired(**self.identity(), expires_at=self.handle.expires_at)
+            )
+        if self._lost_part is not None:
+            await self._emit_surely(EnvironmentLost(**self.identity(), part=self._lost_part))
+
+    def identity(self) -> "Identity":
+        """The fields of an EnvironmentEvent. Only of an environment that a tenant has."""
+        tenancy = self.tenancy
+        return {
+            "environment_id": self.environment_id,
+            "tenant_id": tenancy.tenant_id,
+            "run_id": tenancy.run_id,
+            "lease_epoch": tenancy.lease_epoch,
+        }
+
+    async def _note(self, state: JournalState) -> None:
+        """Keep the journal up to date; a record that is not taken leaves the intent standing,
+        which the next start resolves."""
+        with suppress(JournalUnwritable):
+            await self._parts.journal.note(self.environment_id, state)
+
+    async def _emit_surely(self, event: AuditEvent) -> None:
+        """Record an event of an ending, however long the audit log takes nothing."""
+        while True:
+            try:
+                return await self._parts.audit.emit(event)
+            except AuditUnavailable:
+                await trio.sleep(self._parts.budgets.audit_retry_seconds)
+
+
+_AT_ONCE = frozenset({DestroyReason.ENVIRONMENT_LOST, DestroyReason.ESCAPE_SUSPECTED})
+
+
+class Identity(TypedDict):
+    environment_id: EnvironmentId
+    tenant_id: TenantId
+    run_id: RunId
+    lease_epoch: int
+
+
+def _command_end(reason: DestroyReason) -> End:
+    """What a running command is told when its environment ends for this reason."""
+    match reason:
+        case DestroyReason.EXPIRED:
+            return KillReason.EXPIRED
+        case DestroyReason.SERVICE_SHUTDOWN:
+            return KillReason.SERVICE_SHUTDOWN
+        case DestroyReason.ENVIRONMENT_LOST:
+            return Lost()
+        case _:
+            return KillReason.CANCELLED
