@@ -14,6 +14,7 @@ Layout of the state directory (root, 0755):
 import os
 import re
 import stat
+from contextlib import suppress
 
 from sbxd.port.ids import ENVIRONMENT_ID_PATTERN
 
@@ -118,10 +119,8 @@ def private_directory(path: str) -> int:
     try:
         _require_ours(parent)
         name = os.path.basename(path)
-        try:
+        with suppress(FileExistsError):
             os.mkdir(name, 0o700, dir_fd=parent)
-        except FileExistsError:
-            pass
         directory = os.open(name, os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW, dir_fd=parent)
     finally:
         os.close(parent)
@@ -139,3 +138,32 @@ def _require_ours(directory: int) -> None:
         raise UntrustedDirectory(
             1, "a directory of the launcher is not root's alone: chown root, chmod go-w"
         )
+
+
+def loop_backing_files() -> list[str]:
+    """The sysfs files that name what each loop device in use is backed by."""
+    block = "/sys/block"
+    if not os.path.isdir(block):
+        return []
+    return [f"{block}/{name}/loop/backing_file" for name in os.listdir(block) if "loop" in name]
+
+
+_FLAG_FILES = {
+    "apparmor": "/sys/module/apparmor/parameters/enabled",
+    "seccomp": f"{PROC}/sys/kernel/seccomp/actions_avail",
+    "swaps": f"{PROC}/swaps",
+}
+
+
+def flag_file(name: str) -> str:
+    """The text of a known one-line file of the kernel, "" where it does not exist."""
+    try:
+        with open(_FLAG_FILES[name], encoding="ascii") as file:
+            return file.read().strip()
+    except FileNotFoundError:
+        return ""
+
+
+def swap_lines() -> list[str]:
+    """The swap devices in use."""
+    return flag_file("swaps").splitlines()[1:]

@@ -1,0 +1,88 @@
+"""The launcher's command: `sbxd-launcher [--socket PATH]`.
+
+Takes its listening SOCK_SEQPACKET socket from systemd (LISTEN_FDS), or makes one at --socket.
+Everything is imported before the first request and then frozen, because each fork copies it.
+"""
+
+import argparse
+import gc
+import os
+import pwd
+import socket
+import sys
+
+from sbxd.jail import syscalls
+from sbxd.launcher import filters, notify
+from sbxd.launcher.helpers import become_subreaper
+from sbxd.launcher.kernel import hostpaths
+from sbxd.launcher.loop import Launcher
+
+SERVICE_USER = "sbxd"
+BACKLOG = 8
+WIDTH_MIN, WIDTH_MAX = 4, 16
+
+
+def main() -> None:
+    """Run until SIGTERM. Exits with 1 when the host is not fit, and says why."""
+    arguments = _arguments()
+    if os.geteuid() != 0:
+        sys.exit("sbxd-launcher: it must be started by root")
+    os.umask(0o077)
+    syscalls.set_process_name(b"sbxd-launcher")
+    environ = dict(os.environ)
+    os.environ.clear()
+    listener = _listener(arguments.socket, notify.passed_sockets(environ))
+    try:
+        for directory in (
+            hostpaths.uids_directory(),
+            hostpaths.volumes_directory(),
+            hostpaths.unpacked_directory(),
+        ):
+            os.close(hostpaths.private_directory(directory))
+        programs = filters.load()
+    except (OSError, filters.FiltersUnavailable) as problem:
+        sys.exit(f"sbxd-launcher: {problem}")
+    become_subreaper()
+    launcher = Launcher(
+        listener,
+        programs,
+        allowed_uids=frozenset({0, *_service_uid()}),
+        notifier=notify.Notifier(environ.get("NOTIFY_SOCKET")),
+        watchdog_seconds=notify.watchdog_seconds(environ),
+        width=max(WIDTH_MIN, min(WIDTH_MAX, 2 * (os.cpu_count() or 1))),
+    )
+    gc.collect()
+    gc.freeze()
+    launcher.run()
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="sbxd-launcher", description=__doc__)
+    parser.add_argument("--socket", help="make the listening socket at this path")
+    return parser.parse_args()
+
+
+def _listener(path: str | None, passed: list[int]) -> socket.socket:
+    if path is None:
+        if len(passed) != 1:
+            sys.exit("sbxd-launcher: systemd passed no socket; give --socket")
+        os.set_inheritable(passed[0], False)
+        listener = socket.socket(fileno=passed[0])
+        if (listener.family, listener.type) != (socket.AF_UNIX, socket.SOCK_SEQPACKET):
+            sys.exit("sbxd-launcher: the passed socket is not AF_UNIX, SOCK_SEQPACKET")
+        return listener
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    listener.bind(path)
+    listener.listen(BACKLOG)
+    return listener
+
+
+def _service_uid() -> list[int]:
+    try:
+        return [pwd.getpwnam(SERVICE_USER).pw_uid]
+    except KeyError:
+        return []
+
+
+if __name__ == "__main__":
+    main()

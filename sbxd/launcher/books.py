@@ -1,0 +1,133 @@
+"""What the launcher remembers of the environments and images of one client.
+
+The state moves only through the tables of `legality`. Books are memory and not truth: what exists
+is read from the kernel (`kernel.inventory`), and destruction never consults them.
+"""
+
+from sbxd.launcher.legality import (
+    Illegal,
+    ImageState,
+    ImageTrigger,
+    State,
+    Trigger,
+    image_transition,
+    require_known_leaf,
+    require_next_leaf,
+    require_volume_within,
+    require_within,
+    transition,
+)
+from sbxd.launcher.requests import Assign, DropLeaf, Failed, ImageDrop, Leaf, Prepare
+
+ENVIRONMENTS_MAX = 4096
+
+
+class Environment:
+    """One environment. `waiters` are the tickets of Destroy that wait for its end; `failure` is
+    the answer to a Prepare that failed, held back until nothing is left."""
+
+    def __init__(self, request: Prepare | None) -> None:
+        self.state = State.ABSENT
+        self.request = request
+        self.uid_base = 0
+        self.volume_kind = ""
+        self.last_leaf = 1
+        self.waiters: list[int] = []
+        self.failure: Failed | None = None
+
+    def move(self, trigger: Trigger) -> State:
+        """Take the transition; the state before it is returned. Raises Illegal."""
+        before = self.state
+        self.state = transition(before, trigger)
+        return before
+
+
+class Image:
+    """One image and the tickets that wait for the end of what is under way."""
+
+    def __init__(self) -> None:
+        self.state = ImageState.SETTLED
+        self.waiters: list[int] = []
+
+    def move(self, trigger: ImageTrigger) -> ImageState:
+        """As Environment.move."""
+        before = self.state
+        self.state = image_transition(before, trigger)
+        return before
+
+
+class Books:
+    """All environments and images. Every method that raises Illegal has changed nothing."""
+
+    def __init__(self) -> None:
+        self.environments: dict[str, Environment] = {}
+        self.images: dict[str, Image] = {}
+
+    def image(self, image_digest: str) -> Image:
+        """The record of an image."""
+        return self.images.setdefault(image_digest, Image())
+
+    def begin_prepare(self, request: Prepare) -> Environment:
+        """Enter a new environment. Raises Illegal."""
+        if request.environment_id in self.environments:
+            state = self.environments[request.environment_id].state
+            raise Illegal(f"prepare in state {state}")
+        if len(self.environments) >= ENVIRONMENTS_MAX:
+            raise Illegal("too many environments")
+        self.image(request.image_digest).move(ImageTrigger.USE)
+        environment = Environment(request)
+        environment.move(Trigger.PREPARE)
+        self.environments[request.environment_id] = environment
+        return environment
+
+    def begin_destroy(self, environment_id: str) -> tuple[Environment, State]:
+        """Move to DESTROYING; the state before is returned. Raises Illegal."""
+        environment = self.environments.get(environment_id)
+        if environment is None:
+            if len(self.environments) >= ENVIRONMENTS_MAX:
+                raise Illegal("too many environments")
+            environment = Environment(None)
+        before = environment.move(Trigger.DESTROY)
+        self.environments[environment_id] = environment
+        return environment, before
+
+    def forget(self, environment_id: str) -> None:
+        """The environment is gone."""
+        del self.environments[environment_id]
+
+    def admit_leaf(self, request: Leaf) -> Environment:
+        """Whether this leaf may be made now. Raises Illegal."""
+        environment, prepared = self._live(request.environment_id, Trigger.LEAF)
+        require_within(prepared.limits, request.limits)
+        require_next_leaf(environment.last_leaf, request.number)
+        return environment
+
+    def admit_drop_leaf(self, request: DropLeaf) -> Environment:
+        """Whether this leaf may be removed now. Raises Illegal."""
+        environment, _ = self._live(request.environment_id, Trigger.DROP_LEAF)
+        require_known_leaf(environment.last_leaf, request.number)
+        return environment
+
+    def admit_assign(self, request: Assign) -> Environment:
+        """Whether the slot may be handed out with these limits. Raises Illegal."""
+        environment, prepared = self._live(request.environment_id, Trigger.ASSIGN)
+        require_within(prepared.limits, request.limits)
+        require_volume_within(prepared.volume, request.volume)
+        return environment
+
+    def begin_image_drop(self, request: ImageDrop) -> Image:
+        """Move the image to DROPPING. Raises Illegal while an environment uses it."""
+        for environment in self.environments.values():
+            used = environment.request
+            if used is not None and used.image_digest == request.image_digest:
+                raise Illegal("the image is in use")
+        image = self.image(request.image_digest)
+        image.move(ImageTrigger.DROP)
+        return image
+
+    def _live(self, environment_id: str, trigger: Trigger) -> tuple[Environment, Prepare]:
+        environment = self.environments.get(environment_id)
+        if environment is None or environment.request is None:
+            raise Illegal(f"{trigger} in state {State.ABSENT}")
+        transition(environment.state, trigger)
+        return environment, environment.request

@@ -1,0 +1,36 @@
+"""The verbs that the loop does itself, since a fork would cost more than the work.
+
+Each is a handful of system calls on cgroup files, none of which waits for anything.
+"""
+
+from sbxd.launcher.books import Environment
+from sbxd.launcher.kernel import cgroup, volume
+from sbxd.launcher.requests import Assign, DropLeaf, Leaf
+
+LEAF_OWNER_INNER_ID = 0
+
+
+def make_leaf(request: Leaf, environment: Environment) -> tuple[int, ...]:
+    """Make the leaf; LEAF_DESCRIPTORS, owned by the caller. Raises OSError."""
+    with cgroup.box_of(request.environment_id) as box:
+        return cgroup.make_leaf(box, request.number, request.limits, environment.uid_base)
+
+
+def drop_leaf(request: DropLeaf) -> None:
+    """Remove an empty leaf. Raises OSError(EBUSY) while it has a process."""
+    with cgroup.box_of(request.environment_id) as box:
+        cgroup.remove_leaf(box, request.number)
+
+
+def assign(request: Assign, environment: Environment) -> None:
+    """Write the limits that differ from those that the slot was built with. Raises OSError."""
+    built = environment.request
+    assert built is not None
+    if request.limits != built.limits:
+        with cgroup.box_of(request.environment_id) as box:
+            controllers = cgroup.controllers_of(box)
+            cgroup.apply(box, cgroup.box_limits(request.limits), controllers)
+            with cgroup.leaf_of(box, 1) as leaf:
+                cgroup.apply(leaf, request.limits, controllers)
+    if request.volume != built.volume and environment.volume_kind == volume.QUOTA:
+        volume.resize(request.environment_id, request.volume)

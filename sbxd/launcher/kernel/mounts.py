@@ -1,0 +1,113 @@
+"""Detached mounts: clone a tree, make it read-only or id-mapped, hand over the descriptor.
+
+Invariant: nothing is ever attached in the launcher's own mount namespace; a mount lives as long
+as a descriptor or a sandbox's namespace holds it, so that the death of all of them removes it.
+An id-mapped mount shows the owner `inner` of the disk as the host uid that the map gives it.
+"""
+
+import ctypes
+import errno
+import os
+import signal
+from collections.abc import Iterable
+from contextlib import suppress
+
+from sbxd.jail import syscalls
+from sbxd.launcher.kernel import hostpaths
+
+_LIBC = ctypes.CDLL(None, use_errno=True)
+_LIBC.syscall.restype = ctypes.c_long
+_SYS_MOUNT_SETATTR = 442  # the same number on every machine
+
+RDONLY = syscalls.MOUNT_ATTR_RDONLY
+NOSUID = syscalls.MOUNT_ATTR_NOSUID
+NODEV = syscalls.MOUNT_ATTR_NODEV
+
+NOT_SUPPORTED = frozenset({errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS, errno.EPERM})
+
+MapLine = tuple[int, int, int]  # on disk, as shown, length
+
+
+class _MountAttr(ctypes.Structure):
+    _fields_ = (
+        ("attr_set", ctypes.c_uint64),
+        ("attr_clr", ctypes.c_uint64),
+        ("propagation", ctypes.c_uint64),
+        ("userns_fd", ctypes.c_uint64),
+    )
+
+
+def clone_tree(directory: int) -> int:
+    """A detached copy of the mount that this directory is on, rooted at the directory itself.
+
+    Not recursive: what is mounted below stays behind. The caller owns the descriptor.
+    """
+    return syscalls.open_tree(directory, b"", syscalls.OPEN_TREE_CLONE | syscalls.AT_EMPTY_PATH)
+
+
+def restrict(mount: int, attributes: int) -> None:
+    """Set RDONLY, NOSUID, NODEV on a detached mount and cut it off from all propagation."""
+    _set_attributes(mount, _MountAttr(attributes, 0, syscalls.MS_PRIVATE, 0))
+
+
+def id_map(mount: int, user_namespace: int) -> None:
+    """Show the owners of the disk through this user namespace's map. Only once per mount.
+
+    Raises OSError with an errno of NOT_SUPPORTED where the file system or kernel cannot.
+    """
+    _set_attributes(mount, _MountAttr(syscalls.MOUNT_ATTR_IDMAP, 0, 0, user_namespace))
+
+
+def _set_attributes(mount: int, attributes: _MountAttr) -> None:
+    result = _LIBC.syscall(
+        ctypes.c_long(_SYS_MOUNT_SETATTR),
+        ctypes.c_long(mount),
+        b"",
+        ctypes.c_long(syscalls.AT_EMPTY_PATH | syscalls.AT_RECURSIVE),
+        ctypes.byref(attributes),
+        ctypes.c_size_t(ctypes.sizeof(attributes)),
+    )
+    if result < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number), "mount_setattr")
+
+
+def map_text(lines: Iterable[MapLine]) -> str:
+    """The text of a uid_map or gid_map file."""
+    return "".join(f"{inner} {outer} {length}\n" for inner, outer, length in lines)
+
+
+def write_maps(pid: int, text: str) -> None:
+    """Write uid_map and gid_map of this process' new user namespace."""
+    for name in ("uid_map", "gid_map"):
+        descriptor = os.open(hostpaths.process_file(pid, name), os.O_WRONLY | os.O_CLOEXEC)
+        try:
+            os.write(descriptor, text.encode("ascii"))
+        finally:
+            os.close(descriptor)
+
+
+def user_namespace(text: str) -> int:
+    """Make a user namespace with this uid and gid map and no process; the caller owns the
+    descriptor."""
+    here, there = os.pipe2(os.O_CLOEXEC)
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.close(here)
+            syscalls.unshare(syscalls.CLONE_NEWUSER)
+            os.write(there, b"+")
+            signal.pause()
+        finally:
+            os._exit(1)
+    try:
+        os.close(there)
+        if os.read(here, 1) != b"+":
+            raise OSError(errno.EPERM, "unshare of a user namespace failed")
+        write_maps(pid, text)
+        return os.open(hostpaths.process_file(pid, "ns/user"), os.O_RDONLY | os.O_CLOEXEC)
+    finally:
+        os.close(here)
+        os.kill(pid, signal.SIGKILL)
+        with suppress(ChildProcessError):
+            os.waitpid(pid, 0)

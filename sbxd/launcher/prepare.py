@@ -1,0 +1,244 @@
+"""Build one slot (runs in a helper). The order below is the specification.
+
+ 1 uid_block     a durable block of host uids
+ 2 volume        the workspace, as a detached mount
+ 3 image         the image's root, as a detached read-only mount
+ 4 id_maps       both mounts show the block's uids
+ 5 scope         an anchor process, and a transient scope around it
+ 6 box           box, box/init, box/steward
+ 7 launch        init and the steward are born in their leaves, in namespaces of their own
+ 8 ready         init says that construction is complete
+ 9 anchor        the anchor is killed and reaped: the scope's root holds no process
+10 controllers   cpu, memory and pids are handed down, and the box gets its limits
+11 leaf          exec-1 with the specification's limits
+12 verify        what the kernel shows of init and the steward is what was asked for
+
+Invariant: this module only builds. Whatever a failure leaves is removed by the destruction that
+the launcher starts after it, which goes by what the kernel holds and not by what was noted here.
+"""
+
+import errno
+import os
+import select
+import signal
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
+from sbxd.jail import construct, frames
+from sbxd.jail.plan import INNER_IDS, IdBlock, JailPlan, Launched
+from sbxd.launcher.filters import Filters
+from sbxd.launcher.helpers import Outcome, Report, die_with_parent
+from sbxd.launcher.kernel import cgroup, hostpaths, images, mounts, systemd, uids, volume
+from sbxd.launcher.requests import CgroupLimits, Prepare, Prepared
+from sbxd.launcher.steps import StepFailed, Steps
+from sbxd.launcher.verify import verify_process
+
+HOSTNAME = "sandbox"
+SCOPE_SECONDS = 15.0
+READY_SECONDS = 20.0
+TMP_BYTES_MIN = 16 * 1024 * 1024
+# soft and hard; what is absent here is inherited from the launcher's unit
+RLIMITS = {
+    "RLIMIT_CORE": (0, 0),
+    "RLIMIT_NOFILE": (1024, 4096),
+    "RLIMIT_MEMLOCK": (8 * 1024 * 1024, 8 * 1024 * 1024),
+    "RLIMIT_MSGQUEUE": (0, 0),
+    "RLIMIT_NICE": (0, 0),
+    "RLIMIT_RTPRIO": (0, 0),
+    "RLIMIT_STACK": (8 * 1024 * 1024, 8 * 1024 * 1024),
+}
+
+
+def tmpfs_bytes(limits: CgroupLimits) -> int:
+    """The size of /tmp and of /dev/shm: each a quarter of the memory limit, to which both are
+    charged."""
+    return max(limits.memory_bytes // 4, TMP_BYTES_MIN)
+
+
+def prepare(request: Prepare, filters: Filters) -> Outcome:
+    """Build the slot that `request` describes. Raises StepFailed."""
+    steps = Steps()
+    with ExitStack() as held:
+        return _build(request, filters, steps, held)
+
+
+def _build(request: Prepare, filters: Filters, steps: Steps, held: ExitStack) -> Outcome:
+    environment_id = request.environment_id
+    with steps.step("uid_block"):
+        ids = uids.allocate(environment_id)
+    with steps.step("volume"):
+        workspace = volume.create(environment_id, request.volume)
+        held.callback(os.close, workspace.mount_fd)
+    with steps.step("image"):
+        image = images.mount(request.image_digest)
+        held.callback(os.close, image)
+    with steps.step("id_maps"):
+        _id_map(workspace.mount_fd, [(inner, ids.outer(inner), 1) for inner in INNER_IDS])
+        with suppress_unsupported():
+            _id_map(image, [(uids.IMAGE_BASE + i, ids.outer(i), 1) for i in INNER_IDS])
+    with steps.step("scope"):
+        anchor = _fork_anchor()
+        _start_scope(request, anchor)
+    with steps.step("box"):
+        scope = cgroup.open_directory(hostpaths.scope_directory(environment_id))
+        held.callback(os.close, scope)
+        box, init_leaf, steward_leaf = _make_box(scope, held)
+    init_ours, init_theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    steward_ours, steward_theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+    for channel in (init_ours, init_theirs, steward_ours, steward_theirs):
+        held.enter_context(channel)
+    plan = JailPlan(
+        environment_id=environment_id,
+        hostname=HOSTNAME,
+        ids=ids,
+        image_fd=image,
+        workspace_fd=workspace.mount_fd,
+        box_fd=box,
+        init_leaf_fd=init_leaf,
+        steward_leaf_fd=steward_leaf,
+        init_channel_fd=init_theirs.fileno(),
+        steward_channel_fd=steward_theirs.fileno(),
+        seccomp_workload=filters.workload,
+        seccomp_init=filters.init,
+        seccomp_steward=filters.steward,
+        tmp_bytes=tmpfs_bytes(request.limits),
+        shm_bytes=tmpfs_bytes(request.limits),
+        rlimits=RLIMITS,
+    )
+    with steps.step("launch"):
+        launched = construct.launch(plan, mounts.write_maps)
+        held.callback(os.close, launched.init_pidfd)
+        held.callback(os.close, launched.steward_pidfd)
+        init_theirs.close()
+        steward_theirs.close()
+    with steps.step("ready"):
+        _await_ready(init_ours, launched)
+    with steps.step("anchor"):
+        os.kill(anchor, signal.SIGKILL)
+        os.waitpid(anchor, 0)
+    with steps.step("controllers"):
+        controllers = cgroup.controllers_of(scope)
+        cgroup.enable(scope, controllers)
+        cgroup.apply(box, cgroup.box_limits(request.limits), controllers)
+        cgroup.enable(box, controllers)
+        cgroup.give_procs(box, ids.outer(0))
+    with steps.step("leaf"):
+        leaf = cgroup.make_leaf(box, 1, request.limits, ids.outer(0))
+        for descriptor in leaf:
+            held.callback(os.close, descriptor)
+    with steps.step("verify"):
+        _verify(environment_id, ids, launched)
+    with steps.step("descriptors"):
+        box_kill = os.open("cgroup.kill", os.O_WRONLY | os.O_CLOEXEC, dir_fd=box)
+        box_events = os.open("cgroup.events", os.O_RDONLY | os.O_CLOEXEC, dir_fd=box)
+        box_memory = cgroup.open_or_null(box, "memory.current")
+        descriptors = [
+            os.dup(init_ours.fileno()),
+            os.dup(steward_ours.fileno()),
+            os.dup(launched.init_pidfd),
+            os.dup(launched.steward_pidfd),
+            box_kill,
+            box_events,
+            box_memory,
+            *(os.dup(descriptor) for descriptor in leaf),
+        ]
+    reply = Prepared(
+        ticket=request.ticket,
+        environment_id=environment_id,
+        scope=hostpaths.scope_name(environment_id),
+        volume_kind=workspace.kind,
+        unenforced=cgroup.unenforced(controllers),
+        steps=steps.done,
+    )
+    report = Report(
+        reply=reply,
+        init_pid=launched.init_pid,
+        steward_pid=launched.steward_pid,
+        uid_base=ids.base,
+    )
+    return Outcome(report, descriptors)
+
+
+@contextmanager
+def suppress_unsupported() -> Iterator[None]:
+    """An image on a file system without id-mapped mounts stays plain: what everybody may read
+    works, and Probe says so. (The workspace has no such way out.)"""
+    try:
+        yield
+    except OSError as problem:
+        if problem.errno not in mounts.NOT_SUPPORTED:
+            raise
+
+
+def _id_map(mount: int, lines: list[mounts.MapLine]) -> None:
+    namespace = mounts.user_namespace(mounts.map_text(lines))
+    try:
+        mounts.id_map(mount, namespace)
+    finally:
+        os.close(namespace)
+
+
+def _fork_anchor() -> int:
+    """A process for the scope to start with. It holds nothing and dies with this helper."""
+    parent = os.getpid()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            die_with_parent(parent)
+            os.closerange(0, 2**20)
+            while True:
+                signal.pause()
+        finally:
+            os._exit(1)
+    return pid
+
+
+def _start_scope(request: Prepare, anchor: int) -> None:
+    properties = systemd.scope_properties(
+        request.environment_id, anchor, request.limits, request.back_stop_seconds
+    )
+    with systemd.connect() as manager:
+        job = manager.start_scope(hostpaths.scope_name(request.environment_id), properties)
+        manager.wait_job(job, time.monotonic() + SCOPE_SECONDS)
+
+
+def _make_box(scope: int, held: ExitStack) -> tuple[int, int, int]:
+    """box, box/init and box/steward. No controller is enabled yet: the box itself holds a process
+    while the two are born."""
+    box = _make_cgroup(scope, "box", held)
+    return box, _make_cgroup(box, "init", held), _make_cgroup(box, "steward", held)
+
+
+def _make_cgroup(parent: int, name: str, held: ExitStack) -> int:
+    os.mkdir(name, 0o755, dir_fd=parent)
+    descriptor = os.open(name, os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW, dir_fd=parent)
+    held.callback(os.close, descriptor)
+    return descriptor
+
+
+def _await_ready(channel: socket.socket, launched: Launched) -> None:
+    poll = select.poll()
+    poll.register(channel, select.POLLIN)
+    poll.register(launched.init_pidfd, select.POLLIN)
+    poll.register(launched.steward_pidfd, select.POLLIN)
+    deadline = time.monotonic() + READY_SECONDS
+    while True:
+        left_ms = int((deadline - time.monotonic()) * 1000)
+        ready = dict(poll.poll(max(left_ms, 0)))
+        if not ready:
+            raise TimeoutError(errno.ETIMEDOUT, "init did not get ready in time")
+        if channel.fileno() in ready:
+            raw = channel.recv(frames.FRAME_BYTES_MAX)
+            if not raw:
+                raise OSError(errno.EPIPE, "init closed its channel before it was ready")
+            if not isinstance(frames.decode(raw), frames.Ready):
+                raise StepFailed("ready", 0, "init's first frame is not READY")
+            return
+        raise OSError(errno.ESRCH, "init or the steward died before it was ready")
+
+
+def _verify(environment_id: str, ids: IdBlock, launched: Launched) -> None:
+    verify_process(launched.init_pid, ids, hostpaths.cgroup_path(environment_id, "init"))
+    verify_process(launched.steward_pid, ids, hostpaths.cgroup_path(environment_id, "steward"))

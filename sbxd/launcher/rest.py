@@ -1,0 +1,53 @@
+"""The other slow verbs (run in helpers): images, inventory, probe."""
+
+from sbxd.launcher.helpers import Outcome, Report
+from sbxd.launcher.kernel import images
+from sbxd.launcher.kernel import inventory as kernel_inventory
+from sbxd.launcher.kernel import probe as kernel_probe
+from sbxd.launcher.requests import (
+    Acknowledged,
+    ImageDrop,
+    ImageUnpack,
+    Inventory,
+    InventoryIs,
+    InventoryItem,
+    Probe,
+    Probed,
+)
+from sbxd.launcher.steps import Steps
+
+# So that the answer is one message: the daemon removes these and asks again.
+ITEMS_MAX = 400
+
+
+def image_unpack(request: ImageUnpack) -> Outcome:
+    """Raises StepFailed."""
+    with Steps().step("image_unpack"):
+        images.unpack(request.image_digest)
+    return Outcome(Report(reply=Acknowledged(ticket=request.ticket)))
+
+
+def image_drop(request: ImageDrop) -> Outcome:
+    """Raises StepFailed."""
+    with Steps().step("image_drop"):
+        images.drop(request.image_digest)
+    return Outcome(Report(reply=Acknowledged(ticket=request.ticket)))
+
+
+def inventory(request: Inventory) -> Outcome:
+    """At most ITEMS_MAX environments. Raises StepFailed."""
+    with Steps().step("inventory"):
+        boot_id, found = kernel_inventory.take()
+    items = tuple(
+        InventoryItem(environment_id=environment_id, kinds=tuple(sorted(kinds)))
+        for environment_id, kinds in sorted(found.items())[:ITEMS_MAX]
+    )
+    reply = InventoryIs(ticket=request.ticket, boot_id=boot_id, items=items)
+    return Outcome(Report(reply=reply))
+
+
+def probe(request: Probe) -> Outcome:
+    """Raises StepFailed."""
+    with Steps().step("probe"):
+        items = kernel_probe.run()
+    return Outcome(Report(reply=Probed(ticket=request.ticket, items=tuple(items))))
