@@ -90,6 +90,15 @@ class Reconciler:
             quarantined.append(name)
         return ReconcileReport(destroyed=tuple(destroyed), quarantined=tuple(quarantined))
 
+    async def quarantined(self) -> tuple[str, ...]:
+        """Every environment id that is quarantined, of this run and of earlier ones."""
+        states = await self._journal.states()
+        return tuple(
+            str(environment_id)
+            for environment_id, state in states.items()
+            if state is JournalState.QUARANTINED
+        )
+
     async def _destroy(self, environment_id: EnvironmentId) -> MechanismError | None:
         """Destroy until it is proven, without pauses: nothing of ours is using it."""
         problem = MechanismError("destroy", 0)
