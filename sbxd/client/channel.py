@@ -10,6 +10,7 @@ Works under asyncio and trio. Deliberately absent: what requests mean.
 
 from collections import deque
 from collections.abc import AsyncIterable, AsyncIterator, Callable
+from contextlib import suppress
 from typing import TypeVar
 
 import anyio
@@ -146,7 +147,10 @@ class Channel:
         Raises: ExecutionRejected(NOT_AUTHORIZED) or ExecutionUnavailable, as the daemon says.
         """
         try:
-            await self._stream.send(self._connection.send(hello))
+            # A daemon that refuses this peer says so and closes without reading: read what it
+            # said, though the Hello could not be sent.
+            with suppress(OSError, anyio.BrokenResourceError):
+                await self._stream.send(self._connection.send(hello))
             while True:
                 event = self._connection.next_event()
                 if isinstance(event, m.Welcome):

@@ -77,6 +77,11 @@ class _Connection(Generic[Received, Sent]):
         return len(self._ledger.requests)
 
     @property
+    def is_ping_unanswered(self) -> bool:
+        """Whether the peer owes us a Pong; another Ping would be illegal."""
+        return self._ledger.is_ping_unanswered(self._us)
+
+    @property
     def buffered_bytes(self) -> int:
         """How many received bytes are kept undecoded."""
         return self._frames.buffered_bytes
@@ -94,6 +99,13 @@ class _Connection(Generic[Received, Sent]):
         if self._us is Sender.SERVER:
             return min(entry.download_window, entry.download_left)
         return min(entry.upload_window, entry.upload_left)
+
+    def owes_bytes(self, request_id: int) -> bool:
+        """Whether this side may still send chunks for a request, with credit or without."""
+        entry = self._ledger.requests.get(request_id)
+        if entry is None:
+            return False
+        return bool(entry.download_left if self._us is Sender.SERVER else entry.upload_left)
 
     def receive_data(self, data: bytes) -> None:
         """Take received bytes; b"" says that the peer ended its stream.

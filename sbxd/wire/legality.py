@@ -227,6 +227,10 @@ class Ledger:
         self.highest_request_id = 0
         self._unanswered_ping: dict[Sender, int | None] = dict.fromkeys(Sender)
 
+    def is_ping_unanswered(self, sender: Sender) -> bool:
+        """Whether a Ping of `sender` has no Pong yet."""
+        return self._unanswered_ping[sender] is not None
+
     def enter(self, sender: Sender, message: m.Message) -> Disposition:
         """Enter what `sender` says.
 

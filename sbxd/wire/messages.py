@@ -322,7 +322,8 @@ class WorkspaceFailed(Message, frozen=True, tag="workspace_failed", kw_only=True
 
 
 class Cancelled(Message, frozen=True, tag="cancelled", kw_only=True):
-    """Terminal reply of a cancelled request that has no result of its own (not Execute)."""
+    """Terminal reply of a cancelled request that has no result of its own (not of an Execute
+    whose command was started)."""
 
     request_id: RequestIdField
 

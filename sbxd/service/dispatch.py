@@ -1,0 +1,401 @@
+"""From a request to the lifecycle's or the image store's method, and from its result to a reply.
+
+Invariants: every handler returns exactly one terminal reply or raises; the port's errors become
+replies here and nowhere else, and a refusal is audited before it is sent. Paths and commands are
+judged by `sbxd.policy` before the lifecycle is asked. Deliberately absent: connections, frames,
+catching what is no error of the port (the session's).
+"""
+
+import logging
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Protocol, assert_never
+
+import msgspec
+
+from sbxd.audit.events import AuditEvent, RequestRejected, RequestUnserved
+from sbxd.audit.sink import AuditSink, AuditUnavailable
+from sbxd.lifecycle.environments import Environments, Peer, PeerRole
+from sbxd.policy.command import validate_command
+from sbxd.policy.containment import relative_bytes
+from sbxd.port.command import ExecutionCommand
+from sbxd.port.environment import EnvironmentHandle
+from sbxd.port.errors import (
+    ExecutionRejected,
+    ExecutionUnavailable,
+    PortError,
+    RejectedCode,
+    SandboxEscapeSuspected,
+    UnavailableCode,
+    WorkspaceCode,
+    WorkspaceError,
+    WorkspaceEscape,
+)
+from sbxd.port.ids import EnvironmentId, RunId, TenantId
+from sbxd.service.exchange import Exchange, TooManyEntries
+from sbxd.settings import Settings
+from sbxd.wire import messages as m
+
+STDIN_BYTES_TOTAL = 256 * 1024 * 1024
+LIST_PAGE_BYTES = 512 * 1024
+LISTED_ARGUMENTS = 32
+LISTED_ARGUMENT_BYTES = 256
+
+
+class Images(Protocol):
+    """What is asked of the image store (`sbxd.service.images`)."""
+
+    async def import_tar(
+        self,
+        size_bytes: int,
+        chunks: AsyncIterator[bytes],
+        expected_digest: str | None,
+        label: str,
+    ) -> m.ImageInfo: ...
+
+    async def list(self) -> tuple[m.ImageInfo, ...]: ...
+
+    async def remove(self, digest: str) -> None: ...
+
+
+class StdinBudget:
+    """How many bytes of stdin the daemon holds for commands that run or wait."""
+
+    def __init__(self, bytes_max: int) -> None:
+        self._left = bytes_max
+
+    @contextmanager
+    def reserve(self, size: int) -> Iterator[None]:
+        """Hold `size` bytes while the block runs. Raises ExecutionUnavailable(CAPACITY)."""
+        if size > self._left:
+            raise ExecutionUnavailable(
+                UnavailableCode.CAPACITY,
+                "too much stdin is held for other commands: write a file to the workspace instead",
+            )
+        self._left -= size
+        try:
+            yield
+        finally:
+            self._left += size
+
+
+class Dispatch:
+    """Answers requests. One for the daemon; `handle` is awaited concurrently."""
+
+    def __init__(
+        self,
+        *,
+        environments: Environments,
+        images: Images,
+        settings: Settings,
+        audit: AuditSink,
+        log: logging.Logger,
+        version: str,
+        stdin_bytes_total: int = STDIN_BYTES_TOTAL,
+    ) -> None:
+        self._environments = environments
+        self._images = images
+        self._settings = settings
+        self._audit = audit
+        self._log = log
+        self._version = version
+        self._stdin = StdinBudget(stdin_bytes_total)
+
+    async def handle(
+        self, peer: Peer, request: m.AnyRequest, exchange: Exchange
+    ) -> m.TerminalReply:
+        """The terminal reply to a request.
+
+        Cancellation: as the lifecycle's and the store's methods say; no reply.
+        """
+        request_id = request.request_id
+        try:
+            return await self._answer(peer, request, exchange)
+        except WorkspaceEscape as error:
+            return m.WorkspaceEscaped(request_id=request_id, detail=error.detail)
+        except WorkspaceError as error:
+            return m.WorkspaceFailed(request_id=request_id, code=error.code, detail=error.detail)
+        except TooManyEntries:
+            return m.WorkspaceFailed(
+                request_id=request_id,
+                code=WorkspaceCode.TOO_LARGE,
+                detail="the directory holds more entries than a listing may",
+            )
+        except PortError as error:
+            return await self._refusal(peer, request, error)
+
+    async def _answer(
+        self, peer: Peer, request: m.AnyRequest, exchange: Exchange
+    ) -> m.TerminalReply:
+        match request:
+            case m.Provision():
+                handle = await self._environments.provision(peer, request.specification)
+                return m.Provisioned(request_id=request.request_id, handle=handle)
+            case m.Execute():
+                return await self._execute(peer, request, exchange)
+            case m.Destroy():
+                await self._environments.destroy(peer, request.handle)
+                return m.Done(request_id=request.request_id)
+            case (
+                m.WorkspaceRead()
+                | m.WorkspaceWrite()
+                | m.WorkspaceList()
+                | m.WorkspaceProvenanceQuery()
+            ):
+                return await self._workspace(peer, request, exchange)
+            case m.ImageImport() | m.ImageList() | m.ImageRemove():
+                return await self._image(request, exchange)
+            case m.AdminDescribe() | m.AdminList() | m.AdminInspect() | m.Reconcile():
+                return await self._administer(peer, request)
+            case _:
+                assert_never(request)
+
+    async def _execute(self, peer: Peer, request: m.Execute, exchange: Exchange) -> m.TerminalReply:
+        wire = request.command
+        command = ExecutionCommand(
+            argv=tuple(word.decode("utf-8", "surrogateescape") for word in wire.argv),
+            working_directory=wire.working_directory.decode("utf-8", "surrogateescape"),
+            timeout_seconds=wire.timeout_seconds,
+            stdin=None,
+            maximum_output_bytes=wire.maximum_output_bytes,
+            network_enabled=wire.network_enabled,
+        )
+        validate_command(command)
+        with self._stdin.reserve(request.stdin_bytes):
+            stdin = b"".join([piece async for piece in exchange.upload()])
+            result = await self._environments.execute(
+                peer,
+                request.handle,
+                msgspec.structs.replace(command, stdin=stdin),
+                cancelled=exchange.end_by_event(),
+                on_output=exchange.send_output,
+            )
+        await exchange.send_entries(result.files_changed)
+        return m.Executed(
+            request_id=request.request_id,
+            exit_code=result.exit_code,
+            signal=result.signal,
+            stdout_truncated=result.stdout_truncated,
+            stderr_truncated=result.stderr_truncated,
+            timed_out=result.timed_out,
+            killed_by=result.killed_by,
+            files_changed_truncated=result.files_changed_truncated,
+            duration_ms=result.duration_ms,
+            evidence=result.evidence,
+            usage=result.usage,
+            unenforced_limits=result.unenforced_limits,
+        )
+
+    async def _workspace(
+        self,
+        peer: Peer,
+        request: m.WorkspaceRead | m.WorkspaceWrite | m.WorkspaceList | m.WorkspaceProvenanceQuery,
+        exchange: Exchange,
+    ) -> m.TerminalReply:
+        path = relative_bytes(request.path)
+        match request:
+            case m.WorkspaceRead():
+                await self._environments.read(
+                    peer,
+                    request.handle,
+                    path,
+                    maximum_bytes=request.maximum_bytes,
+                    on_content=exchange.send_content,
+                )
+            case m.WorkspaceWrite():
+                await self._environments.write(
+                    peer,
+                    request.handle,
+                    path,
+                    size_bytes=request.size_bytes,
+                    data=exchange.upload(),
+                )
+            case m.WorkspaceList():
+                await exchange.send_entries(
+                    await self._environments.listdir(peer, request.handle, path)
+                )
+            case m.WorkspaceProvenanceQuery():
+                provenance = await self._environments.provenance(peer, request.handle, path)
+                return m.ProvenanceIs(request_id=request.request_id, provenance=provenance)
+            case _:
+                assert_never(request)
+        return m.Done(request_id=request.request_id)
+
+    async def _image(
+        self, request: m.ImageImport | m.ImageList | m.ImageRemove, exchange: Exchange
+    ) -> m.TerminalReply:
+        match request:
+            case m.ImageImport():
+                image = await self._images.import_tar(
+                    request.size_bytes,
+                    exchange.upload(),
+                    request.expected_digest,
+                    request.label,
+                )
+                return m.ImageImported(request_id=request.request_id, image=image)
+            case m.ImageList():
+                return m.Images(request_id=request.request_id, images=await self._images.list())
+            case m.ImageRemove():
+                await self._images.remove(request.digest)
+                return m.Done(request_id=request.request_id)
+            case _:
+                assert_never(request)
+
+    async def _administer(
+        self,
+        peer: Peer,
+        request: m.AdminDescribe | m.AdminList | m.AdminInspect | m.Reconcile,
+    ) -> m.TerminalReply:
+        if peer.role is not PeerRole.ADMIN:
+            raise ExecutionRejected(RejectedCode.NOT_AUTHORIZED, "an operator's request")
+        match request:
+            case m.AdminDescribe():
+                return await self._describe(request.request_id)
+            case m.AdminList():
+                page, more = _page(await self._environments.list(), skip=request.skip)
+                return m.Environments(request_id=request.request_id, environments=page, more=more)
+            case m.AdminInspect():
+                info = await self._environments.inspect(request.environment_id)
+                return m.Environments(
+                    request_id=request.request_id, environments=(_shortened(info),)
+                )
+            case m.Reconcile():
+                report = await self._environments.reconcile()
+                return m.Reconciled(
+                    request_id=request.request_id,
+                    destroyed=report.destroyed,
+                    quarantined=report.quarantined,
+                )
+            case _:
+                assert_never(request)
+
+    async def _describe(self, request_id: int) -> m.Described:
+        description = await self._environments.describe()
+        images = await self._images.list()
+        settings = self._settings
+        posture = description.posture
+        if description.quarantined:
+            posture += (
+                m.PostureItem(
+                    name="quarantine",
+                    state="degraded",
+                    detail=f"not proven stopped: {', '.join(description.quarantined)}",
+                    fix="find out why, then `sbxctl reconcile`",
+                ),
+            )
+        return m.Described(
+            request_id=request_id,
+            version=self._version,
+            mechanism=description.mechanism,
+            deployment_mode=settings.deployment_mode,
+            default_limits=settings.limits.defaults,
+            ceilings=settings.limits.ceilings,
+            default_image=_default_image(settings, images),
+            image_aliases=settings.images.aliases,
+            destinations=settings.egress.destinations,
+            reserve_ready=description.reserve_ready,
+            reserve_target=description.reserve_target,
+            environments=description.environments,
+            posture=posture,
+        )
+
+    async def _refusal(
+        self, peer: Peer, request: m.AnyRequest, error: PortError
+    ) -> m.TerminalReply:
+        request_id = request.request_id
+        about = _about(request)
+        match error:
+            case ExecutionRejected():
+                await self._record(
+                    RequestRejected(
+                        verb=_verb(request),
+                        code=error.code,
+                        detail=error.detail,
+                        peer_uid=peer.uid,
+                        field=error.field,
+                        environment_id=about[0],
+                        tenant_id=about[1],
+                        run_id=about[2],
+                    )
+                )
+                return m.Rejected(
+                    request_id=request_id,
+                    code=error.code,
+                    detail=error.detail,
+                    field=error.field,
+                )
+            case ExecutionUnavailable():
+                await self._record(
+                    RequestUnserved(
+                        verb=_verb(request),
+                        code=error.code,
+                        detail=error.detail,
+                        peer_uid=peer.uid,
+                        environment_id=about[0],
+                        tenant_id=about[1],
+                        run_id=about[2],
+                    )
+                )
+                return m.Unavailable(request_id=request_id, code=error.code, detail=error.detail)
+            case SandboxEscapeSuspected():
+                return m.EscapeSuspected(
+                    request_id=request_id, code=error.code, detail=error.detail
+                )
+            case _:
+                raise error
+
+    async def _record(self, event: AuditEvent) -> None:
+        try:
+            await self._audit.emit(event)
+        except AuditUnavailable:
+            # Nothing was done, so nothing goes unrecorded that changed anything.
+            self._log.error("ignoring: a refusal could not be recorded: %s", event)
+
+
+def _about(
+    request: m.AnyRequest,
+) -> tuple[EnvironmentId | None, TenantId | None, RunId | None]:
+    """Which environment, tenant and run a request speaks of, in the peer's words."""
+    if isinstance(request, m.Provision):
+        return None, request.specification.tenant_id, request.specification.run_id
+    if isinstance(request, m.AdminInspect):
+        return request.environment_id, None, None
+    handle: EnvironmentHandle | None = getattr(request, "handle", None)
+    if handle is None:
+        return None, None, None
+    return handle.environment_id, handle.tenant_id, handle.run_id
+
+
+def _verb(request: m.AnyRequest) -> str:
+    return str(request.__struct_config__.tag)
+
+
+def _page(
+    infos: Sequence[m.EnvironmentInfo], *, skip: int
+) -> tuple[tuple[m.EnvironmentInfo, ...], bool]:
+    """As many infos from `skip` on as a frame holds, and whether there are more."""
+    page: list[m.EnvironmentInfo] = []
+    size = 0
+    for info in infos[skip:]:
+        entry = _shortened(info)
+        size += len(msgspec.msgpack.encode(entry))
+        if page and size > LIST_PAGE_BYTES:
+            break
+        page.append(entry)
+    return tuple(page), skip + len(page) < len(infos)
+
+
+def _shortened(info: m.EnvironmentInfo) -> m.EnvironmentInfo:
+    """With a running argv that is for reading, not for running again."""
+    if info.running_argv is None:
+        return info
+    argv = tuple(word[:LISTED_ARGUMENT_BYTES] for word in info.running_argv[:LISTED_ARGUMENTS])
+    return msgspec.structs.replace(info, running_argv=argv)
+
+
+def _default_image(settings: Settings, images: Sequence[m.ImageInfo]) -> str | None:
+    """The digest of the configured default; else of the only image there is."""
+    aliases: Mapping[str, str] = settings.images.aliases
+    if settings.images.default is not None:
+        return aliases.get(settings.images.default)
+    return images[0].digest if len(images) == 1 else None

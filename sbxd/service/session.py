@@ -1,0 +1,262 @@
+"""One connection, from its greeting to its end.
+
+One nursery per connection: the reader, the writer, the heartbeat and a task per request. Each
+request gets exactly one terminal reply: its task's return value, an Unavailable when the task
+crashed, or none when the connection ended first, in which case the request is cancelled. When the
+connection has ended, its environments are released (`Environments.release_owner`).
+
+This is the one place in sbxd with `except Exception`: to answer, to log, and to survive.
+"""
+
+import logging
+from dataclasses import dataclass
+from typing import cast
+
+import trio
+
+from sbxd.audit.events import Door, PeerRefusal
+from sbxd.lifecycle.environments import Environments, Peer
+from sbxd.port.errors import UnavailableCode
+from sbxd.service.dispatch import Dispatch
+from sbxd.service.exchange import Exchange
+from sbxd.service.outgoing import Outgoing, PeerStalled
+from sbxd.service.peer import judge_hello
+from sbxd.settings import Settings
+from sbxd.wire import messages as m
+from sbxd.wire.connection import Pause, ServerConnection
+from sbxd.wire.errors import RemoteProtocolError
+from sbxd.wire.legality import Role
+
+RECEIVE_BYTES = 64 * 1024
+FAREWELL_SECONDS = 1.0
+
+_TOO_LATE = m.Goodbye(code=m.GoodbyeCode.IDLE, reason="no greeting arrived in time")
+_IDLE = m.Goodbye(code=m.GoodbyeCode.IDLE, reason="no sign of life from the peer")
+_SHUTTING_DOWN = m.Goodbye(code=m.GoodbyeCode.SHUTTING_DOWN, reason="the service is shutting down")
+
+
+@dataclass(frozen=True)
+class SessionContext:
+    """What the sessions of a daemon share.
+
+    credential: the service's own, for auth_mode token. shutdown: set once no new request is to
+    be taken; the session then ends when its last request has been answered.
+    """
+
+    settings: Settings
+    dispatch: Dispatch
+    environments: Environments
+    credential: bytes | None
+    log: logging.Logger
+    shutdown: trio.Event
+    server_name: str
+    mechanism: str
+
+
+class Session:
+    """Serves one accepted stream. `run` is called once."""
+
+    def __init__(
+        self, stream: trio.abc.Stream, *, door: Door, peer: Peer, context: SessionContext
+    ) -> None:
+        self._stream = stream
+        self._door = door
+        self._peer = peer
+        self._context = context
+        self._connection = ServerConnection(role=Role(door.value))
+        settings = context.settings.service
+        self._hello_seconds = settings.hello_seconds
+        self._heartbeat_seconds = settings.heartbeat_seconds
+        self._outgoing = Outgoing(
+            stream, self._connection, stall_seconds=2 * settings.heartbeat_seconds
+        )
+        self._exchanges: dict[int, Exchange] = {}
+        self._idle = trio.Event()
+        self._last_received = 0.0
+        self._ping_token = 0
+        self._farewell: m.Goodbye | None = None
+        self._refusal: PeerRefusal | None = None
+
+    async def run(self) -> PeerRefusal | None:
+        """Serve until the connection ends. Returns why the peer was refused, or None.
+
+        Raises: nothing of the peer's making. A bug of ours is logged, and ends this connection
+        alone.
+
+        Cancellation: in-flight requests are cancelled; environments are released.
+        """
+        try:
+            async with self._stream:
+                await self._serve()
+        except Exception:
+            self._context.log.exception(
+                "closing connection %d: the session failed", self._peer.connection_id
+            )
+        finally:
+            self._context.environments.release_owner(self._peer.connection_id)
+        return self._refusal
+
+    async def _serve(self) -> None:
+        async with trio.open_nursery() as nursery:
+            requests_scope = trio.CancelScope()
+            written = trio.Event()
+            nursery.start_soon(self._write, requests_scope, written)
+            with requests_scope:
+                if await self._greet():
+                    async with trio.open_nursery() as requests:
+                        requests.start_soon(self._keep_alive, requests.cancel_scope)
+                        requests.start_soon(self._drain_at_shutdown, requests.cancel_scope)
+                        await self._read(requests)
+                        requests.cancel_scope.cancel()
+            self._outgoing.finish(self._farewell)
+            with trio.move_on_after(FAREWELL_SECONDS):
+                await written.wait()
+            nursery.cancel_scope.cancel()
+
+    # --- writing ------------------------------------------------------------------------------
+
+    async def _write(self, requests_scope: trio.CancelScope, written: trio.Event) -> None:
+        try:
+            await self._outgoing.run()
+        except PeerStalled as error:
+            self._context.log.info("closing connection %d: %s", self._peer.connection_id, error)
+        finally:
+            written.set()
+            requests_scope.cancel()
+
+    # --- reading ------------------------------------------------------------------------------
+
+    async def _greet(self) -> bool:
+        with trio.move_on_after(self._hello_seconds):
+            event = await self._next_event()
+            if not isinstance(event, m.Hello):
+                return False
+            verdict = judge_hello(
+                self._door, event, self._context.settings, self._context.credential
+            )
+            if verdict is not None:
+                self._refusal, self._farewell = verdict
+                return False
+            await self._outgoing.send(
+                m.Welcome(
+                    protocol_version=m.PROTOCOL_VERSION,
+                    server=self._context.server_name,
+                    mechanism=self._context.mechanism,
+                )
+            )
+            return True
+        self._refusal, self._farewell = PeerRefusal.HELLO_TOO_LATE, _TOO_LATE
+        return False
+
+    async def _read(self, requests: trio.Nursery) -> None:
+        """Take events until the connection ends, by either side's doing."""
+        while True:
+            event = await self._next_event()
+            if event is None:
+                return
+            match event:
+                case m.Upload(request_id=request_id, data=data):
+                    self._exchanges[request_id].take_upload(data)
+                case m.Credit(request_id=request_id):
+                    self._exchanges[request_id].take_credit()
+                case m.Cancel(request_id=request_id):
+                    self._exchanges[request_id].cancel()
+                case m.Ping(token=token):
+                    await self._outgoing.send(m.Pong(token=token))
+                case m.Request():
+                    self._start(cast(m.AnyRequest, event), requests)
+                case _:
+                    continue
+
+    async def _next_event(self) -> m.Message | None:
+        """The peer's next message; None at its end, or when it broke the protocol."""
+        try:
+            while True:
+                event = self._connection.next_event()
+                if event is Pause.CLOSED:
+                    return None
+                if not isinstance(event, Pause):
+                    return event
+                try:
+                    data = bytes(await self._stream.receive_some(RECEIVE_BYTES))
+                except (trio.BrokenResourceError, trio.ClosedResourceError):
+                    return None
+                self._last_received = trio.current_time()
+                self._connection.receive_data(data)
+        except RemoteProtocolError as error:
+            self._refusal = PeerRefusal.PROTOCOL_VIOLATED
+            self._farewell = m.Goodbye(code=m.GoodbyeCode.PROTOCOL, reason=error.detail)
+            return None
+
+    # --- requests -----------------------------------------------------------------------------
+
+    def _start(self, request: m.AnyRequest, requests: trio.Nursery) -> None:
+        exchange = Exchange(request.request_id, self._connection, self._outgoing)
+        self._exchanges[request.request_id] = exchange
+        requests.start_soon(self._answer, request, exchange)
+
+    async def _answer(self, request: m.AnyRequest, exchange: Exchange) -> None:
+        request_id = request.request_id
+        reply: m.TerminalReply = m.Cancelled(request_id=request_id)
+        with exchange.scope:
+            try:
+                if self._context.shutdown.is_set():
+                    reply = m.Unavailable(
+                        request_id=request_id,
+                        code=UnavailableCode.SHUTTING_DOWN,
+                        detail="the service is shutting down: try again later",
+                    )
+                else:
+                    reply = await self._context.dispatch.handle(self._peer, request, exchange)
+            except Exception:
+                self._context.log.exception(
+                    "answering a request of connection %d as unavailable: its handler failed",
+                    self._peer.connection_id,
+                )
+                reply = _failed(request_id)
+        await self._outgoing.wait_space()
+        try:
+            self._outgoing.queue(reply)
+        except Exception:
+            self._context.log.exception(
+                "answering a request of connection %d as unavailable: its reply was illegal",
+                self._peer.connection_id,
+            )
+            self._outgoing.queue(_failed(request_id))
+        del self._exchanges[request_id]
+        if not self._exchanges:
+            self._idle.set()
+            self._idle = trio.Event()
+
+    # --- time ---------------------------------------------------------------------------------
+
+    async def _keep_alive(self, scope: trio.CancelScope) -> None:
+        """Ping a silent peer; end the connection of one that does not answer."""
+        while True:
+            silent_since = self._last_received
+            await trio.sleep_until(silent_since + self._heartbeat_seconds)
+            if self._last_received > silent_since:
+                continue
+            if not self._connection.is_ping_unanswered:
+                self._ping_token += 1
+                await self._outgoing.send(m.Ping(token=self._ping_token))
+                await trio.sleep(self._heartbeat_seconds)
+            if self._connection.is_ping_unanswered:
+                self._farewell = _IDLE
+                scope.cancel()
+                return
+
+    async def _drain_at_shutdown(self, scope: trio.CancelScope) -> None:
+        await self._context.shutdown.wait()
+        while self._exchanges:
+            await self._idle.wait()
+        self._farewell = _SHUTTING_DOWN
+        scope.cancel()
+
+
+def _failed(request_id: int) -> m.Unavailable:
+    return m.Unavailable(
+        request_id=request_id,
+        code=UnavailableCode.SETUP_FAILED,
+        detail="the service failed to answer; its log says why",
+    )
