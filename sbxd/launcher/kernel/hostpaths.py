@@ -11,14 +11,18 @@ Layout of the state directory (root, 0755):
     uids/      root, 0700: one file `<base>-<environment id>` per block in use
 """
 
+import errno
 import os
 import re
 import stat
+import sys
 from contextlib import suppress
 
+import sbxd
 from sbxd.port.ids import ENVIRONMENT_ID_PATTERN
 
 STATE_DIRECTORY = "/var/lib/sbxd"
+SHARE_DIRECTORY = "/usr/share/sbxd"
 CGROUP_ROOT = "/sys/fs/cgroup"
 SLICE = "sbx.slice"
 SCOPE_PREFIX = "sbx-"
@@ -146,6 +150,17 @@ def loop_backing_files() -> list[str]:
     if not os.path.isdir(block):
         return []
     return [f"{block}/{name}/loop/backing_file" for name in os.listdir(block) if "loop" in name]
+
+
+def seccomp_profile(name: str) -> str:
+    """The file of a shipped syscall profile: of the checkout, else of the installation's prefix,
+    else of the distribution's package. Raises FileNotFoundError."""
+    checkout = os.path.dirname(os.path.dirname(os.path.abspath(sbxd.__file__)))
+    for directory in (checkout, f"{sys.prefix}/share/sbxd", SHARE_DIRECTORY):
+        path = f"{directory}/seccomp/{name}.json"
+        if os.path.isfile(path):
+            return path
+    raise FileNotFoundError(errno.ENOENT, "the syscall profile is not installed", name)
 
 
 _FLAG_FILES = {
