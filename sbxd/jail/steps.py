@@ -1,0 +1,41 @@
+"""Ordered steps with names, and the one error of construction.
+
+Invariant: a step is a function of one argument; its name is the function's, what it does is the
+first line of its docstring. The lists in `construct`, `init`, `workload` and `steward_process`
+are therefore at once what runs, what `describe` prints and what an error names.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+C = TypeVar("C")
+Step = Callable[[C], None]
+
+
+class JailError(Exception):
+    """A step failed. errno is 0 where no system call is to blame; nothing of the jail is left."""
+
+    def __init__(self, step: str, errno: int, detail: str = "") -> None:
+        super().__init__(step, errno, detail)
+        self.step = step
+        self.errno = errno
+        self.detail = detail
+
+    def __str__(self) -> str:
+        return f"{self.step}: {self.detail or f'errno {self.errno}'}"
+
+
+def run_steps(steps: Sequence[Step[C]], context: C) -> None:
+    """Run them in order. Raises JailError, named after the first step that fails."""
+    for step in steps:
+        try:
+            step(context)
+        except JailError:
+            raise
+        except OSError as problem:
+            raise JailError(step.__name__, problem.errno or 0, str(problem)) from problem
+
+
+def claim(step: Step[C]) -> tuple[str, str]:
+    """The name of a step and the first line of its docstring."""
+    return step.__name__, (step.__doc__ or "").strip().split("\n")[0]
