@@ -11,7 +11,12 @@ from typing import Any
 
 HERE = Path(__file__).parent
 LIMITS = ["--memory", "128M", "--pids", "64", "--cpus", "1", "--disk", "64M", "--inodes", "1000"]
-HOG = "blocks = []\nwhile True:\n    blocks.append(bytearray(2**23)); print(len(blocks) * 8, 'MiB', flush=True)"
+HOG = """
+blocks = []
+while True:
+    blocks.append(bytearray(2**23))
+    print(len(blocks) * 8, "MiB", flush=True)
+"""
 
 
 def sbxctl(*arguments: str) -> tuple[int, str]:
