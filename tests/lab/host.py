@@ -68,7 +68,7 @@ def require_tools() -> None:
             raise LabError(f"`{' '.join(command)}` failed:\n{done.stdout}{done.stderr}")
 
 
-def test_interpreter() -> str:
+def interpreter() -> str:
     """The interpreter for tests that need no lane: the repository's environment, else PATH's."""
     local = REPOSITORY / ".venv" / "bin" / "python"
     found = str(local) if local.exists() else shutil.which("python3")

@@ -13,7 +13,7 @@ NOT_RUN = "not run: "
 
 
 @dataclass(frozen=True)
-class Test:
+class Placed:
     id: str
     needs: frozenset[str]
     gates: tuple[str, ...]
@@ -24,7 +24,7 @@ class Outcome:
     """What one lane's run came to. `error` is set when the lane or its run broke down."""
 
     lane: LaneKind
-    tests: list[Test]
+    tests: list[Placed]
     setup_seconds: float = 0.0
     seconds: float = 0.0
     results: dict[str, tuple[str, str]] = field(default_factory=dict)

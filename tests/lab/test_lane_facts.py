@@ -4,10 +4,8 @@ A pass in the lane `container` proves nothing about limits, quota or AppArmor: t
 reasons. When one fails on another machine, the table in `features.py` is wrong for it.
 """
 
-import ctypes
 import os
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
@@ -60,7 +58,7 @@ def test_the_work_tree_is_the_one_that_is_imported(lane: str) -> None:
 
 
 @in_both
-def test_the_sockets_listen_and_no_service_was_started_for_them(lane: str) -> None:
+def test_the_sockets_listen_as_the_units_say(lane: str) -> None:
     for unit in ("sbxd.socket", "sbxd-admin.socket", "sbxd-launcher.socket"):
         assert run("systemctl", "is-active", unit) == "active"
     assert Path("/run/sbxd-launcher/launcher.sock").stat().st_mode & 0o777 == 0o600
@@ -73,14 +71,16 @@ def test_the_image_for_sandboxes_is_there(lane: str) -> None:
 
 
 @in_both
-def test_cgroup_kill_empties_a_group(lane: str, tmp_path: Path) -> None:
-    run("systemd-run", "--quiet", "--unit=fact-kill", "--property=Delegate=yes", "sleep", "100")
-    group = CGROUP / "system.slice/fact-kill.service"
+def test_cgroup_kill_empties_a_group(lane: str) -> None:
+    group = CGROUP / "fact-kill"
+    group.mkdir()
+    sleeper = subprocess.Popen(["sleep", "100"])
+    (group / "cgroup.procs").write_text(str(sleeper.pid))
+    assert "populated 1" in (group / "cgroup.events").read_text()
     (group / "cgroup.kill").write_text("1")
-    deadline = time.monotonic() + 10
-    while group.exists() and "populated 1" in (group / "cgroup.events").read_text():
-        assert time.monotonic() < deadline
-    run("systemctl", "reset-failed", "fact-kill.service")
+    assert sleeper.wait(timeout=10) == -9
+    assert "populated 0" in (group / "cgroup.events").read_text()
+    group.rmdir()
 
 
 @in_both
@@ -112,17 +112,19 @@ def test_an_idmapped_mount_of_the_state_directory_works(lane: str, tmp_path: Pat
 
 
 @in_both
-def test_granularity_of_ctime_is_recorded(
-    lane: str, tmp_path: Path, record_property: object
-) -> None:
-    """Coarse before Linux 6.13: entries changed within one tick are told apart by hash alone."""
-    seen = set()
+def test_ctime_is_fine_from_linux_6_13_on_once_it_has_been_looked_at(lane: str) -> None:
+    """A change after a stat has a ctime of its own there; before, changes within one tick share it.
+
+    (New files, whose ctime nobody has looked at, share a tick's on any kernel.)
+    """
+    file = STATE / "fact-ctime"
+    seen = []
     for number in range(50):
-        file = tmp_path / str(number)
-        file.touch()
-        seen.add(file.stat().st_ctime_ns)
-    print(f"{lane}: 50 new files have {len(seen)} different ctimes")
-    assert 1 <= len(seen) <= 50
+        file.write_text(str(number))
+        seen.append(file.stat().st_ctime_ns)
+    file.unlink()
+    version = tuple(int(part) for part in os.uname().release.split(".")[:2])
+    assert (len(set(seen)) == 50) == (version >= (6, 13))
 
 
 @in_container
@@ -274,6 +276,4 @@ def test_uml_has_no_landlock() -> None:
 
 @in_uml
 def test_uml_is_a_kernel_of_its_own() -> None:
-    assert "user" in Path("/proc/cpuinfo").read_text().lower() or os.uname().release == "7.2.7"
-    libc = ctypes.CDLL(None, use_errno=True)
-    assert libc.getppid() > 0
+    assert "User Mode Linux" in Path("/proc/cpuinfo").read_text()

@@ -18,8 +18,8 @@ from pathlib import Path
 
 from . import session
 from .features import OFFERED, Feature, LaneKind, UnknownFeature, offered_natively, parse, place
-from .host import LANES, REPOSITORY, LabError, test_interpreter
-from .report import Outcome, Test, summarise
+from .host import LANES, REPOSITORY, LabError, interpreter
+from .report import Outcome, Placed, summarise
 
 Say = Callable[[str], None]
 
@@ -65,7 +65,7 @@ def run_tests(only: str | None, arguments: list[str], say: Say) -> int:
     here = [o for lane, o in outcomes.items() if lane is not LaneKind.UML]
     apart = [o for lane, o in outcomes.items() if lane is LaneKind.UML]
     threads = [
-        threading.Thread(target=_run_all, args=(share, arguments, runs, say), daemon=True)
+        threading.Thread(target=run_share, args=(share, arguments, runs, say), daemon=True)
         for share in (here, apart)
         if share
     ]
@@ -81,12 +81,12 @@ def run_tests(only: str | None, arguments: list[str], say: Say) -> int:
     return summarise(list(outcomes.values()), BUDGETS, print)
 
 
-def collect(arguments: list[str]) -> list[Test]:
+def collect(arguments: list[str]) -> list[Placed]:
     """What pytest finds, with what each test needs."""
     with tempfile.TemporaryDirectory() as folder:
         plan = Path(folder) / "plan.json"
         command = [
-            *(test_interpreter(), "-m", "pytest", "--collect-only", "-q", "--no-header"),
+            *(interpreter(), "-m", "pytest", "--collect-only", "-q", "--no-header"),
             *("--lab-plan", str(plan), *arguments),
         ]
         done = subprocess.run(
@@ -95,16 +95,16 @@ def collect(arguments: list[str]) -> list[Test]:
         if done.returncode not in (0, 5) or not plan.exists():
             raise LabError(f"the tests could not be collected:\n{done.stdout}{done.stderr}")
         rows = json.loads(plan.read_text())
-    return [Test(row["id"], frozenset(row["needs"]), tuple(row["gates"])) for row in rows]
+    return [Placed(row["id"], frozenset(row["needs"]), tuple(row["gates"])) for row in rows]
 
 
 def distribute(
-    tests: Iterable[Test],
+    tests: Iterable[Placed],
     offered: dict[LaneKind, frozenset[Feature]],
     only: LaneKind | None,
-) -> dict[LaneKind, list[Test]]:
+) -> dict[LaneKind, list[Placed]]:
     """Each test in its lane; with `only`, every test that needs a lane and can run in that one."""
-    placed: dict[LaneKind, list[Test]] = {lane: [] for lane in LaneKind}
+    placed: dict[LaneKind, list[Placed]] = {lane: [] for lane in LaneKind}
     for test in tests:
         needs = parse(test.needs)
         if only is None:
@@ -114,7 +114,7 @@ def distribute(
     return {lane: share for lane, share in placed.items() if share}
 
 
-def _run_all(share: list[Outcome], arguments: list[str], runs: Runs, say: Say) -> None:
+def run_share(share: list[Outcome], arguments: list[str], runs: Runs, say: Say) -> None:
     for outcome in share:
         try:
             if outcome.lane in (LaneKind.HOST, LaneKind.NATIVE):
@@ -138,7 +138,7 @@ def _run_here(outcome: Outcome, arguments: list[str], runs: Runs) -> None:
         environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
         environment.pop("SBXD_LANE", None)
         process = subprocess.Popen(
-            [test_interpreter(), *_pytest(arguments, folder)],
+            [interpreter(), *_pytest(arguments, folder)],
             cwd=REPOSITORY,
             env=environment,
             stdin=subprocess.DEVNULL,
@@ -159,7 +159,7 @@ def _run_here(outcome: Outcome, arguments: list[str], runs: Runs) -> None:
         late.cancel()
         outcome.seconds = time.monotonic() - begun
         report = Path(folder) / "report.jsonl"
-        _read_report(outcome, report.read_text() if report.exists() else "", status)
+        read_report(outcome, report.read_text() if report.exists() else "", status)
     if outcome.seconds >= BUDGETS[outcome.lane]:
         outcome.error = f"over its budget of {BUDGETS[outcome.lane]:.0f} s: killed"
 
@@ -184,7 +184,7 @@ def _run_in_lane(outcome: Outcome, arguments: list[str], runs: Runs, say: Say) -
             outcome.seconds = time.monotonic() - begun
         report = bytearray()
         lane.run(["cat", "/lab/report.jsonl"], report.extend, prefixed.write, seconds=60)
-        _read_report(outcome, report.decode(), status)
+        read_report(outcome, report.decode(), status)
     finally:
         lane.release()
 
@@ -193,7 +193,7 @@ def _write_selection(outcome: Outcome, folder: Path) -> None:
     (folder / "select.json").write_text(json.dumps([test.id for test in outcome.tests]))
 
 
-def _read_report(outcome: Outcome, text: str, status: int) -> None:
+def read_report(outcome: Outcome, text: str, status: int) -> None:
     for line in text.splitlines():
         row = json.loads(line)
         outcome.results[row["id"]] = (row["outcome"], row["reason"])
