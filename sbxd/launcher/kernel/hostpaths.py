@@ -32,6 +32,8 @@ SYSTEMD_PRIVATE_SOCKET = "/run/systemd/private"
 SYSTEM_BUS_SOCKET = "/run/dbus/system_bus_socket"
 NULL_DEVICE = "/dev/null"
 PROC = "/proc"
+LOOP_CONTROL = "/dev/loop-control"
+SYSTEM_PATH = "/usr/sbin:/usr/bin:/sbin:/bin"
 
 _ENVIRONMENT_ID = re.compile(ENVIRONMENT_ID_PATTERN)
 _SCOPE = re.compile(r"^sbx-([0-9a-f]{32})\.scope$")
@@ -91,6 +93,21 @@ def unpacked_directory() -> str:
 def volumes_directory() -> str:
     """Where volumes live."""
     return f"{STATE_DIRECTORY}/volumes"
+
+
+def volume_name(environment_id: str) -> str:
+    """What the entries of one environment in the volumes directory start with."""
+    return _checked(environment_id)
+
+
+def loop_device(number: int) -> str:
+    """The node of a loop device."""
+    return f"/dev/loop{number:d}"
+
+
+def descriptor_path(descriptor: int) -> str:
+    """A path that opens what this descriptor of the calling process names."""
+    return f"{PROC}/self/fd/{descriptor:d}"
 
 
 def uids_directory() -> str:
