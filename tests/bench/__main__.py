@@ -1,0 +1,222 @@
+"""Measure sbxd beside its peers: `python3 -m tests.bench` as root in a lane (docs/performance.md).
+
+Nothing is asserted about time. Exit status: 0, or 1 when an operation failed, after the whole
+report.
+"""
+
+import argparse
+import random
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+import trio
+
+from sbxd.port.errors import PortError
+from tests.bench import load, memory, roundtrip
+from tests.bench.daemon import Daemon, FreshSandbox, Profile, daemon_here, live_sandbox, worker
+from tests.bench.machine import machine
+from tests.bench.peers import PROGRAMS, Peers, Tool, peers_on
+from tests.bench.report import Detail, render
+from tests.bench.results import Group, Results, group_of
+from tests.bench.rounds import Operation, take
+from tests.bench.samples import OperationFailed, Pace, summarise
+from tests.bench.targets import EXEC, EXEC_EMPTY, EXEC_FULL, START, judge
+
+LANE_IMAGE = Path("/var/cache/sbxd-lab/image.tar")
+IDLE_COUNT = 20
+FILES = 10_000
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How much is measured."""
+
+    rounds: int
+    exec_rounds: int
+    pings: int
+    load_seconds: float
+    peer_load_seconds: float
+
+
+FULL = Scale(rounds=100, exec_rounds=200, pings=2000, load_seconds=60, peer_load_seconds=10)
+QUICK = Scale(rounds=8, exec_rounds=20, pings=300, load_seconds=5, peer_load_seconds=2)
+
+
+@dataclass
+class Run:
+    """What has been found so far."""
+
+    scale: Scale
+    rng: random.Random
+    peers: Peers
+    groups: list[Group] = field(default_factory=list)
+    throughput: list[load.Throughput] = field(default_factory=list)
+    idle: list[memory.IdleMemory] = field(default_factory=list)
+    services: memory.ServiceMemory | None = None
+    broken: list[str] = field(default_factory=list)
+
+    async def sample(
+        self, name: str, operations: Sequence[Operation], rounds: int, *references: str
+    ) -> None:
+        """Sample a group in both paces."""
+        for pace in Pace:
+            _say(f"{name}, {pace}: {rounds} rounds of {len(operations)}")
+            found = await take(operations, rounds=rounds, pace=pace, rng=self.rng, rest=trio.sleep)
+            self.groups.append(
+                group_of(name, found, pace=pace, rounds=rounds, references=references)
+            )
+
+    async def start(self, daemon: Daemon | None) -> None:
+        """Fresh sandboxes, of everybody."""
+        peers, programs = self.peers, tuple(PROGRAMS)
+        operations: list[Operation] = []
+        operations += [peers.bare(program) for program in programs]
+        operations += [peers.bwrap(program) for program in programs]
+        operations += [peers.crun(program) for program in ("true", "echo")]
+        operations += [peers.scope("true")]
+        async with AsyncExitStack() as stack:
+            if daemon is not None:
+                remote = await stack.enter_async_context(worker())
+                operations += [
+                    FreshSandbox(daemon, remote, Profile.RESERVE, program) for program in programs
+                ]
+                operations += [
+                    FreshSandbox(daemon, remote, Profile.COLD, program)
+                    for program in ("true", "echo")
+                ]
+            await self.sample(START, operations, self.scale.rounds, Tool.BARE, Tool.BWRAP)
+
+    async def second(self, daemon: Daemon | None) -> None:
+        """A second command in what runs already."""
+        operations: list[Operation] = [self.peers.bare("true"), self.peers.crun_exec("true")]
+        async with AsyncExitStack() as stack:
+            if daemon is not None:
+                remote = await stack.enter_async_context(worker())
+                for tool, files in ((EXEC_EMPTY, 0), (EXEC_FULL, FILES)):
+                    operations.append(
+                        await stack.enter_async_context(
+                            live_sandbox(daemon, remote, tool, files=files)
+                        )
+                    )
+            await self.sample(EXEC, operations, self.scale.exec_rounds, Tool.BARE, Tool.CRUN_EXEC)
+
+    async def protocol(self, daemon: Daemon) -> None:
+        """Round trips."""
+        count = self.scale.pings
+        found = [roundtrip.pings(count), await roundtrip.lists(daemon, count)]
+        self.groups.append(
+            group_of("round trip", found, pace=Pace.TIGHT, rounds=count, references=())
+        )
+
+    async def together(self, daemon: Daemon | None) -> None:
+        """Ten at a time."""
+        scale = self.scale
+        for peer in (self.peers.bare("true"), self.peers.bwrap("true"), self.peers.crun("true")):
+            _say(f"{peer.tool}, {load.AT_ONCE} at a time")
+            self.throughput.append(await load.commands(peer, seconds=scale.peer_load_seconds))
+        if daemon is not None:
+            for profile, seconds in (
+                (Profile.RESERVE, scale.load_seconds),
+                (Profile.COLD, scale.peer_load_seconds),
+            ):
+                _say(f"{profile}, {load.AT_ONCE} at a time")
+                self.throughput.append(await load.sandboxes(daemon, profile, seconds=seconds))
+
+    async def remember(self, daemon: Daemon | None) -> None:
+        """Memory, which comes first since the daemon's grows with use."""
+        _say(f"memory of {IDLE_COUNT} idle sandboxes")
+        if daemon is not None:
+            self.services = await memory.services(daemon)
+            self.idle.append(await memory.idle_sandboxes(daemon, IDLE_COUNT))
+        self.idle.append(await memory.idle_bwraps(self.peers, IDLE_COUNT))
+
+
+async def measure(run: Run, image: Path | None, only: frozenset[str]) -> list[float]:
+    """Run all parts; what fails as a whole is noted and the next part goes on.
+
+    Returns: how long the reserve's refills were waited for, in ms.
+    """
+    async with AsyncExitStack() as stack:
+        daemon: Daemon | None = None
+        if "sbxd" in only:
+            try:
+                daemon = await stack.enter_async_context(daemon_here(image))
+            except (PortError, OperationFailed) as error:
+                run.broken.append(f"sbxd: {error}")
+        parts = {
+            "memory": run.remember,
+            "start": run.start,
+            "exec": run.second,
+            "load": run.together,
+        }
+        for name, part in parts.items():
+            if name in only:
+                try:
+                    await part(daemon)
+                except (PortError, OperationFailed) as error:
+                    run.broken.append(f"{name}: {error}")
+        if daemon is not None and "protocol" in only:
+            try:
+                await run.protocol(daemon)
+            except (PortError, OperationFailed) as error:
+                run.broken.append(f"protocol: {error}")
+        return [] if daemon is None else daemon.refill_ms
+
+
+PARTS = ("sbxd", "memory", "start", "exec", "load", "protocol")
+
+
+def arguments(argv: Sequence[str]) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="python3 -m tests.bench", description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="less of everything: under a minute")
+    parser.add_argument("--profile", action="store_true", help="show where the time goes, by step")
+    parser.add_argument("--json", type=Path, metavar="PATH", help="write every sample there")
+    parser.add_argument("--image", type=Path, help="root file system tar (default: the lane's)")
+    parser.add_argument("--seed", type=int, help="of the random order (default: from the clock)")
+    parser.add_argument("--rounds", type=int, help="instead of the mode's own number")
+    parser.add_argument("--skip", action="append", default=[], choices=PARTS, help="leave out")
+    return parser.parse_args(argv)
+
+
+def main(argv: Sequence[str]) -> int:
+    """Measure, report; the exit status."""
+    options = arguments(argv)
+    scale = QUICK if options.quick else FULL
+    if options.rounds:
+        scale = Scale(**{**vars(scale), "rounds": options.rounds, "exec_rounds": options.rounds})
+    seed = options.seed if options.seed is not None else time.time_ns() % 1_000_000
+    image = options.image or (LANE_IMAGE if LANE_IMAGE.exists() else None)
+    here = machine()
+    with peers_on(image) as peers:
+        run = Run(scale, random.Random(seed), peers)
+        refills = trio.run(measure, run, image, frozenset(PARTS) - frozenset(options.skip))
+    results = Results(
+        machine=here,
+        seed=seed,
+        quick=options.quick,
+        groups=tuple(run.groups),
+        throughput=tuple(run.throughput),
+        services=run.services,
+        idle=tuple(run.idle),
+        refill=summarise(refills, failures=0),
+        targets=judge(run.groups, run.throughput, run.idle, run.services),
+        broken=tuple(run.broken),
+    )
+    sys.stdout.write(render(results, Detail.PROFILE if options.profile else Detail.RESULTS))
+    if options.json is not None:
+        options.json.write_bytes(msgspec.json.format(msgspec.json.encode(results)))
+    return 1 if results.failures else 0
+
+
+def _say(what: str) -> None:
+    print(f"bench: {what}", file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

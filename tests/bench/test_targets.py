@@ -1,0 +1,142 @@
+"""A target is met, missed or not measured; the report says which, and counts every failure."""
+
+import pytest
+
+from tests.bench.daemon import Profile
+from tests.bench.load import Throughput
+from tests.bench.machine import Machine
+from tests.bench.memory import IdleMemory, ServiceMemory
+from tests.bench.peers import Tool
+from tests.bench.report import Detail, render
+from tests.bench.results import Group, Results, Target, group_of
+from tests.bench.rounds import Outcome
+from tests.bench.samples import Mark, Pace
+from tests.bench.targets import EXEC, EXEC_EMPTY, EXEC_FULL, START, judge
+
+
+def outcome(tool: str, program: str, mark: Mark, *values: float) -> Outcome:
+    return Outcome(tool, program, {mark: list(values)})
+
+
+def group(name: str, *outcomes: Outcome) -> Group:
+    return group_of(name, outcomes, pace=Pace.SPACED, rounds=1, references=(Tool.BWRAP,))
+
+
+def met(targets: tuple[Target, ...], word: str) -> bool | None:
+    [found] = [each for each in targets if word in each.name]
+    return found.met
+
+
+@pytest.mark.parametrize(("ours", "expected"), [(12.0, True), (12.1, False)])
+def test_the_reserve_is_held_against_three_times_bwrap_of_the_same_run(
+    ours: float, expected: bool
+) -> None:
+    start = group(
+        START,
+        outcome(Profile.RESERVE, "true", Mark.REPLY, ours),
+        outcome(Tool.BWRAP, "true", Mark.REPLY, 4.0),
+    )
+    targets = judge([start], [], [], None)
+    assert met(targets, "true to reply, spaced, p50") is expected
+    assert met(targets, "true to reply, spaced, p99") is True
+    assert met(targets, "echo to first byte, spaced, p50") is None
+
+
+@pytest.mark.parametrize(
+    ("ours", "crun", "expected"), [(3.9, 5.0, True), (4.1, 9.0, False), (3.9, 4.0, False)]
+)
+def test_exec_is_held_against_the_smaller_of_both_limits(
+    ours: float, crun: float, expected: bool
+) -> None:
+    second = group(
+        EXEC,
+        outcome(EXEC_EMPTY, "true", Mark.REPLY, ours),
+        outcome(EXEC_FULL, "true", Mark.REPLY, ours + 60.5),
+        outcome(Tool.CRUN_EXEC, "true", Mark.REPLY, crun),
+    )
+    targets = judge([second], [], [], None)
+    assert met(targets, "exec true, empty") is expected
+    assert met(targets, "10,000 files") is False
+
+
+def test_rate_and_memory_have_targets() -> None:
+    targets = judge([], [rate(39.0)], [idle(pss=2000, kernel=700)], services(61))
+    assert [each.met for each in targets] == [False, True, False, False]
+
+
+def test_the_report_shows_every_part_and_counts_failures() -> None:
+    start = group(
+        START,
+        outcome(Profile.RESERVE, "true", Mark.REPLY, 9.0),
+        outcome(Tool.BWRAP, "true", Mark.REPLY, 4.0),
+        Outcome("crun run", "true", {}, ["exit 1"]),
+    )
+    results = Results(
+        machine=MACHINE,
+        seed=1,
+        quick=True,
+        groups=(start,),
+        throughput=(rate(39.0),),
+        services=services(50),
+        idle=(idle(pss=10, kernel=20),),
+        refill=None,
+        targets=judge([start], [rate(39.0)], [idle(pss=10, kernel=20)], services(50)),
+        broken=("exec: no crun",),
+    )
+    assert results.failures == 3
+    text = render(results, Detail.PROFILE)
+    for part in ("2.25", "MISSED", "crun run true: exit 1", "exec: no crun", "3 operations failed"):
+        assert part in text
+
+
+def rate(per_second: float) -> Throughput:
+    return Throughput(
+        tool=Profile.RESERVE,
+        at_once=10,
+        seconds=1.0,
+        done=int(per_second),
+        per_second=per_second,
+        failures=1,
+        cycle=None,
+        steps={},
+        reasons=("exit 1",),
+    )
+
+
+def idle(*, pss: float, kernel: float) -> IdleMemory:
+    fields = {"Slab": kernel, "SReclaimable": 1.0, "Percpu": 0.0, "KernelStack": 0.0}
+    fields["PageTables"] = 0.0
+    return IdleMemory(
+        tool="sbxd",
+        count=20,
+        processes=3,
+        pss_kib=pss,
+        by_role_kib={"box/init": pss},
+        kernel_up_kib=fields,
+        kernel_down_kib=fields,
+    )
+
+
+def services(daemon_mib: float) -> ServiceMemory:
+    return ServiceMemory(
+        daemon_kib=daemon_mib * 1024,
+        launcher_kib=1.0,
+        launcher_processes=1,
+        reserve_slots=4,
+        reserve_kib=1.0,
+    )
+
+
+MACHINE = Machine(
+    processor="a processor",
+    cores=2,
+    memory_mib=1,
+    kernel="6",
+    python="3",
+    systemd="257",
+    lane="container",
+    controllers="",
+    bwrap="",
+    crun="",
+    load_at_start=0.0,
+)
