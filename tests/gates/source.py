@@ -94,7 +94,7 @@ def called(node: ast.Call, names: Mapping[str, str]) -> str:
     return names.get(head, head) + dot + rest
 
 
-def test_files(root: Path) -> Iterator[tuple[Path, ast.Module]]:
+def suite_files(root: Path) -> Iterator[tuple[Path, ast.Module]]:
     """Every file of the tests, but what the lab builds and caches."""
     for path in sorted((root / "tests").rglob("*.py")):
         if ".cache" not in path.parts:
