@@ -14,6 +14,7 @@ from contextlib import suppress
 from typing import TypeVar
 
 import anyio
+import msgspec
 from anyio.abc import ByteStream
 
 from sbxd.port.errors import (
@@ -25,7 +26,7 @@ from sbxd.port.errors import (
 )
 from sbxd.wire import messages as m
 from sbxd.wire.connection import ClientConnection, Pause
-from sbxd.wire.errors import LocalProtocolError, ProtocolError
+from sbxd.wire.errors import LocalProtocolError, ProtocolError, printable
 from sbxd.wire.legality import ALL_TERMINAL
 
 RECEIVE_BYTES = 64 * 1024
@@ -180,8 +181,8 @@ class Channel:
         Args:
             make: builds the request from its identifier.
 
-        Raises: ExecutionUnavailable(UNREACHABLE); ExecutionRejected(PROTOCOL) for a request that
-        cannot be framed.
+        Raises: ExecutionUnavailable(UNREACHABLE); ExecutionRejected(PROTOCOL) for a request with a
+        value that no daemon would accept.
 
         Cancellation: nothing was sent.
         """
@@ -195,10 +196,13 @@ class Channel:
         """As `start`, for a caller that knows that there is room."""
         self.raise_if_lost()
         request_id = self._connection.fresh_request_id()
+        request = make(request_id)
         try:
-            frame = self._connection.send(make(request_id))
-        except LocalProtocolError as error:
-            raise ExecutionRejected(RejectedCode.PROTOCOL, error.detail) from None
+            # What a caller built is checked here: the daemon would end the whole connection.
+            msgspec.msgpack.decode(msgspec.msgpack.encode(request), type=type(request))
+            frame = self._connection.send(request)
+        except (LocalProtocolError, msgspec.ValidationError, UnicodeEncodeError) as error:
+            raise ExecutionRejected(RejectedCode.PROTOCOL, printable(str(error))) from None
         call = Call(self, request_id)
         self._calls[request_id] = call
         self._queue(frame)

@@ -13,6 +13,7 @@ from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 
 import anyio
+import msgspec
 
 from sbxd.fake.files import FakeWorkspace, Snapshot
 from sbxd.fake.script import Invocation, Outcome, Script
@@ -150,6 +151,10 @@ class FakeEngine:
 
         Raises: ExecutionRejected, StaleLease, ExecutionUnavailable(CAPACITY).
         """
+        try:
+            specification = msgspec.convert(msgspec.to_builtins(specification), EnvironmentSpec)
+        except (msgspec.ValidationError, UnicodeEncodeError) as error:
+            raise ExecutionRejected(RejectedCode.PROTOCOL, str(error)) from None
         admit(specification, self._settings, self._known_digests)
         run = (specification.tenant_id, specification.run_id)
         if specification.lease_epoch < self._epochs.get(run, 0):
