@@ -33,7 +33,7 @@ from sbxd.launcher.helpers import Outcome, Report, die_with_parent
 from sbxd.launcher.kernel import cgroup, hostpaths, images, mounts, systemd, uids, volume
 from sbxd.launcher.requests import CgroupLimits, Prepare, Prepared
 from sbxd.launcher.steps import StepFailed, Steps
-from sbxd.launcher.verify import verify_process
+from sbxd.launcher.verify import Process, verify_process
 
 HOSTNAME = "sandbox"
 SCOPE_SECONDS = 15.0
@@ -240,5 +240,9 @@ def _await_ready(channel: socket.socket, launched: Launched) -> None:
 
 
 def _verify(environment_id: str, ids: IdBlock, launched: Launched) -> None:
-    verify_process(launched.init_pid, ids, hostpaths.cgroup_path(environment_id, "init"))
-    verify_process(launched.steward_pid, ids, hostpaths.cgroup_path(environment_id, "steward"))
+    for process, pid in (
+        (Process.INIT, launched.init_pid),
+        (Process.STEWARD, launched.steward_pid),
+    ):
+        path = hostpaths.cgroup_path(environment_id, process.value)
+        verify_process(pid, ids, path, process)

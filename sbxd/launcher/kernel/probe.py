@@ -170,13 +170,16 @@ def _seccomp(name: str) -> ProbeItem:
 
 
 def _clone_into_cgroup(name: str) -> ProbeItem:
-    """A bad cgroup descriptor is refused with EBADF only where the flag is known."""
+    """What is no cgroup directory is refused with EBADF only where the flag is known."""
+    no_cgroup = os.open(hostpaths.NULL_DEVICE, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        cloned = syscalls.clone3(0, -1)
+        cloned = syscalls.clone3(0, no_cgroup)
     except OSError as problem:
         if problem.errno == errno.EBADF:
             return _ok(name, "processes are born in their cgroup")
         raise
+    finally:
+        os.close(no_cgroup)
     if cloned.pid == 0:
         os._exit(0)
     os.close(cloned.pidfd)
