@@ -56,7 +56,7 @@ class WorkspaceCode(StrEnum):
 
 
 class PortError(Exception):
-    """Abstract: raise one of the subclasses."""
+    """Abstract: raise one of the subclasses. Each narrows `code`, which is set once."""
 
     code: StrEnum
     detail: str
@@ -72,7 +72,7 @@ class PortError(Exception):
 class ExecutionUnavailable(PortError):
     """The service cannot do it now: unreachable, out of capacity, shutting down. Retriable."""
 
-    code: UnavailableCode
+    code: UnavailableCode  # pyright: ignore[reportIncompatibleVariableOverride]
 
     def __init__(self, code: UnavailableCode, detail: str) -> None:
         super().__init__(code, detail)
@@ -84,7 +84,7 @@ class ExecutionRejected(PortError):
     field: the path of the offending field ("limits.memory_bytes") or None.
     """
 
-    code: RejectedCode
+    code: RejectedCode  # pyright: ignore[reportIncompatibleVariableOverride]
     field: str | None
 
     def __init__(self, code: RejectedCode, detail: str, *, field: str | None = None) -> None:
@@ -109,7 +109,7 @@ class RunBudgetTooLow(ExecutionRejected):
 class SandboxEscapeSuspected(PortError):
     """An invariant of the isolation was violated. The environment is destroyed; alert."""
 
-    code: EscapeCode
+    code: EscapeCode  # pyright: ignore[reportIncompatibleVariableOverride]
 
     def __init__(self, code: EscapeCode, detail: str) -> None:
         super().__init__(code, detail)
