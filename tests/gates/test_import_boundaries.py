@@ -77,7 +77,8 @@ LAYERS = (
           ("msgspec", "anyio", "trio"), SPAWNING),
     Layer("sbxd.notify", (), (), SPAWNING),
     Layer("sbxd.mechanism",
-          (*PURE, "sbxd.launcher.requests", "sbxd.jail.frames", "sbxd.steward.frames"),
+          (*PURE, "sbxd.launcher.requests", "sbxd.launcher.channel",
+           "sbxd.jail.frames", "sbxd.steward.frames"),
           ("msgspec", "trio"), SPAWNING),
     Layer("sbxd.mechanism.protocol", ("sbxd.port", "sbxd.wire"), (), IMPURE),
     Layer("sbxd.lifecycle", (*PURE, "sbxd.audit", "sbxd.mechanism.protocol"),
@@ -94,6 +95,7 @@ LAYERS = (
     # Root, and what it forks. No trio, no asyncio: one poll loop.
     Layer("sbxd.launcher", ("sbxd.port", "sbxd.settings", "sbxd.jail", "sbxd.steward"),
           ("msgspec",), ("asyncio", "concurrent", "multiprocessing", "threading")),
+    Layer("sbxd.launcher.channel", ("sbxd.launcher.requests",), ("msgspec",), SPAWNING),
     Layer("sbxd.launcher.requests", ("sbxd.port",), ("msgspec",), IMPURE),
     Layer("sbxd.launcher.kernel",
           ("sbxd.port", "sbxd.settings", "sbxd.launcher.requests", "sbxd.launcher.steps",
