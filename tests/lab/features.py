@@ -90,6 +90,12 @@ def place(needs: frozenset[Feature], offered: dict[LaneKind, frozenset[Feature]]
     raise UnknownFeature(f"no lane of this machine has all of: {', '.join(sorted(needs))}")
 
 
+def offered_by(lane: str) -> frozenset[Feature]:
+    """What a lane has; for `native`, what this machine has."""
+    kind = LaneKind(lane)
+    return OFFERED[kind] if kind in OFFERED else offered_natively()
+
+
 def offered_natively() -> frozenset[Feature]:
     """What this machine itself has for tests: nothing unless systemd runs it and we are root.
 

@@ -7,11 +7,14 @@ set up or the arguments make no sense; 130 when interrupted.
 import argparse
 import os
 import signal
+import subprocess
 import sys
+from pathlib import Path
 from types import FrameType
 
 from . import layers, session
-from .host import LabError, require_root
+from .features import LaneKind, offered_natively
+from .host import REPOSITORY, LabError, interpreter, require_root
 from .session import LANE_NAMES, Lane, Wish
 from .terminal import shell
 
@@ -50,6 +53,13 @@ def _parser() -> argparse.ArgumentParser:
     what.add_argument("--list", action="store_true", help="show the lanes that are up")
     what.add_argument("--build", action="store_true", help="fill the cache for --lane and stop")
     parser.add_argument("--keep", metavar="NAME", help="use the kept lane NAME, booted if need be")
+    parser.add_argument(
+        "--budget",
+        action="append",
+        default=[],
+        metavar="LANE=SECONDS",
+        help="how long a lane's tests may take (with --tests)",
+    )
     parser.add_argument("--no-daemon", action="store_true", help="do not enable sbxd's sockets")
     parser.add_argument("--writable", action="store_true", help="/src may be written in the lane")
     parser.add_argument("command", nargs=argparse.REMAINDER, help="command, or pytest's arguments")
@@ -74,7 +84,9 @@ def _main(argv: list[str]) -> int:
     if arguments.tests:
         from .testing import run_tests
 
-        return run_tests(arguments.lane, command, _say)
+        return run_tests(arguments.lane, _budgets(arguments.budget), command, _say)
+    if arguments.lane in ("host", "native") and command:
+        return _run_here(arguments.lane, command)
     if arguments.lane not in LANE_NAMES:
         raise LabError(f"say which lane: --lane {' | '.join(LANE_NAMES)}")
     require_root()
@@ -96,6 +108,30 @@ def _main(argv: list[str]) -> int:
         return _run(lane, command, arguments.shell)
     finally:
         lane.release()
+
+
+def _budgets(words: list[str]) -> dict[LaneKind, float]:
+    budgets = {}
+    for word in words:
+        lane, _, seconds = word.partition("=")
+        try:
+            budgets[LaneKind(lane)] = float(seconds)
+        except ValueError as error:
+            raise LabError(f"--budget {word}: say it like uml=600") from error
+    return budgets
+
+
+def _run_here(lane: str, command: list[str]) -> int:
+    """On the machine itself: `native` wants one that systemd runs, and its root."""
+    if lane == "native" and not offered_natively():
+        raise LabError("this machine is no native lane: it needs root, systemd and cgroup2")
+    path = f"{Path(interpreter()).parent}:{os.environ['PATH']}"
+    environment = {**os.environ, "PATH": path, "SBXD_LANE": lane}
+    try:
+        status = subprocess.run(command, env=environment, cwd=REPOSITORY).returncode
+    except OSError as error:
+        raise LabError(str(error)) from error
+    return 128 - status if status < 0 else status
 
 
 def _run(lane: Lane, command: list[str], interactive: bool) -> int:

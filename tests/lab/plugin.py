@@ -15,7 +15,7 @@ from typing import TextIO
 
 import pytest
 
-from .features import OFFERED, LaneKind, UnknownFeature, offered_natively, parse
+from .features import LaneKind, UnknownFeature, offered_by, parse
 
 _kept_back = pytest.StashKey[int]()
 _report_file = pytest.StashKey[TextIO]()
@@ -62,8 +62,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         wanted = set(json.loads(Path(path).read_text()))
         chosen = [item for item in items if item.nodeid in wanted]
     else:
-        lane = os.environ.get("SBXD_LANE")
-        here = OFFERED[LaneKind(lane)] if lane else offered_natively()
+        here = offered_by(os.environ.get("SBXD_LANE", LaneKind.NATIVE))
         chosen = [item for item in items if needs[item.nodeid] <= here]
         config.stash[_kept_back] = len(items) - len(chosen)
     if len(chosen) < len(items):

@@ -3,7 +3,7 @@
 Pure but for the given `show`: a verdict over outcomes, so it can be tested without a lane.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from .features import LaneKind
@@ -21,19 +21,19 @@ class Placed:
 
 @dataclass
 class Outcome:
-    """What one lane's run came to. `error` is set when the lane or its run broke down."""
+    """What one lane's run came to. `budget` and the other times are in seconds; `error`
+    is set when the lane or its run broke down."""
 
     lane: LaneKind
     tests: list[Placed]
+    budget: float = 600.0
     setup_seconds: float = 0.0
     seconds: float = 0.0
     results: dict[str, tuple[str, str]] = field(default_factory=dict)
     error: str = ""
 
 
-def summarise(
-    outcomes: Sequence[Outcome], budgets: Mapping[LaneKind, float], show: Callable[[str], None]
-) -> int:
+def summarise(outcomes: Sequence[Outcome], show: Callable[[str], None]) -> int:
     """Show the tables and return the exit status."""
     wrong: list[str] = []
     not_run: list[str] = []
@@ -56,7 +56,7 @@ def summarise(
                 gates.setdefault(gate, {}).setdefault(outcome.lane, []).append(verdict)
         passed += counts["passed"]
         failed += counts["failed"]
-        spent = f"{outcome.seconds:.0f} of {budgets[outcome.lane]:.0f}"
+        spent = f"{outcome.seconds:.0f} of {outcome.budget:.0f}"
         show(
             f"{outcome.lane:<10} {len(outcome.tests):>6} {counts['passed']:>7}"
             f" {counts['failed']:>7} {counts['not run']:>8} {spent:>16}"

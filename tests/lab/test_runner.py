@@ -14,12 +14,11 @@ from tests.lab.host import REPOSITORY, LabError, interpreter
 from tests.lab.report import Outcome, Placed, judge, summarise
 
 TEST = Placed("tests/x.py::test_x", frozenset(), ("gate.sandbox.x",))
-BUDGETS = testing.BUDGETS
 
 
 def verdict(*outcomes: Outcome) -> tuple[int, str]:
     lines: list[str] = []
-    return summarise(outcomes, BUDGETS, lines.append), "\n".join(lines)
+    return summarise(outcomes, lines.append), "\n".join(lines)
 
 
 def outcome(result: tuple[str, str] | None, error: str = "") -> Outcome:
@@ -75,6 +74,19 @@ def test_a_lane_that_cannot_be_set_up_fails_the_run(monkeypatch: pytest.MonkeyPa
     status, page = verdict(broken)
     assert status == 1
     assert "no disk left" in page
+
+
+def test_a_run_over_its_budget_is_killed_and_fails(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    sleeper = tmp_path / "python"
+    sleeper.write_text("#!/bin/sh\nexec sleep 1000\n")
+    sleeper.chmod(0o755)
+    monkeypatch.setattr(testing, "interpreter", lambda: str(sleeper))
+    slow = Outcome(LaneKind.HOST, [TEST], budget=0.2)
+    testing.run_share([slow], [], testing.Runs(), lambda text: None)
+    assert slow.error == "over its budget of 0 s: killed"
+    assert slow.seconds < 60
 
 
 def test_a_test_goes_to_the_cheapest_lane_that_has_what_it_needs() -> None:

@@ -48,8 +48,17 @@ class Runs:
             lane.release()
 
 
-def run_tests(only: str | None, arguments: list[str], say: Say) -> int:
-    """Returns 0 when all is well, 1 when something failed."""
+def run_tests(
+    only: str | None, budgets: dict[LaneKind, float], arguments: list[str], say: Say
+) -> int:
+    """Run the tests that pytest's `arguments` select, each where it belongs.
+
+    Args:
+        only: one lane, for all tests that need a lane and can run in it.
+        budgets: seconds per lane, over those of `BUDGETS`.
+    Returns: 0 when all is well, 1 when something failed.
+    """
+    budgets = {**BUDGETS, **budgets}
     offered = dict(OFFERED)
     if native := offered_natively():
         offered[LaneKind.NATIVE] = native
@@ -59,8 +68,8 @@ def run_tests(only: str | None, arguments: list[str], say: Say) -> int:
     except UnknownFeature as error:
         raise LabError(str(error)) from error
     for lane, share in placed.items():
-        say(f"{lane}: {len(share)} tests, budget {BUDGETS[lane]:.0f} s")
-    outcomes = {lane: Outcome(lane, share) for lane, share in placed.items()}
+        say(f"{lane}: {len(share)} tests, budget {budgets[lane]:.0f} s")
+    outcomes = {lane: Outcome(lane, share, budgets[lane]) for lane, share in placed.items()}
     runs = Runs()
     here = [o for lane, o in outcomes.items() if lane is not LaneKind.UML]
     apart = [o for lane, o in outcomes.items() if lane is LaneKind.UML]
@@ -78,7 +87,7 @@ def run_tests(only: str | None, arguments: list[str], say: Say) -> int:
     except KeyboardInterrupt:
         runs.end()
         raise
-    return summarise(list(outcomes.values()), BUDGETS, print)
+    return summarise(list(outcomes.values()), print)
 
 
 def collect(arguments: list[str]) -> list[Placed]:
@@ -135,8 +144,7 @@ def _run_here(outcome: Outcome, arguments: list[str], runs: Runs) -> None:
     begun = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         _write_selection(outcome, Path(folder))
-        environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
-        environment.pop("SBXD_LANE", None)
+        environment = {**os.environ, "PYTHONUNBUFFERED": "1", "SBXD_LANE": outcome.lane}
         process = subprocess.Popen(
             [interpreter(), *_pytest(arguments, folder)],
             cwd=REPOSITORY,
@@ -147,21 +155,21 @@ def _run_here(outcome: Outcome, arguments: list[str], runs: Runs) -> None:
             start_new_session=True,
         )
         runs.processes.append(process)
-        late = threading.Timer(
-            BUDGETS[outcome.lane], lambda: os.killpg(process.pid, signal.SIGKILL)
-        )
+        late = threading.Timer(outcome.budget, lambda: os.killpg(process.pid, signal.SIGKILL))
         late.start()
         prefixed = Prefixed(outcome.lane)
         assert process.stdout
         while data := os.read(process.stdout.fileno(), 65536):
             prefixed.write(data)
+        process.stdout.close()
         status = process.wait()
+        prefixed.end()
         late.cancel()
         outcome.seconds = time.monotonic() - begun
         report = Path(folder) / "report.jsonl"
         read_report(outcome, report.read_text() if report.exists() else "", status)
-    if outcome.seconds >= BUDGETS[outcome.lane]:
-        outcome.error = f"over its budget of {BUDGETS[outcome.lane]:.0f} s: killed"
+    if outcome.seconds >= outcome.budget:
+        outcome.error = f"over its budget of {outcome.budget:.0f} s: killed"
 
 
 def _run_in_lane(outcome: Outcome, arguments: list[str], runs: Runs, say: Say) -> None:
@@ -176,15 +184,17 @@ def _run_in_lane(outcome: Outcome, arguments: list[str], runs: Runs, say: Say) -
         begun = time.monotonic()
         prefixed = Prefixed(outcome.lane)
         command = ["python", *_pytest(arguments, "/lab")]
+        status, broken = 0, ""
         try:
-            status = lane.run(
-                command, prefixed.write, prefixed.write, seconds=BUDGETS[outcome.lane]
-            )
-        finally:
-            outcome.seconds = time.monotonic() - begun
+            status = lane.run(command, prefixed.write, prefixed.write, seconds=outcome.budget)
+        except LabError as error:
+            broken = str(error)
+        outcome.seconds = time.monotonic() - begun
+        prefixed.end()
         report = bytearray()
         lane.run(["cat", "/lab/report.jsonl"], report.extend, prefixed.write, seconds=60)
         read_report(outcome, report.decode(), status)
+        outcome.error = broken or outcome.error
     finally:
         lane.release()
 
@@ -215,3 +225,8 @@ class Prefixed:
         self._rest = bytearray(rest)
         if lines:
             os.write(1, b"".join(self._prefix + line + b"\n" for line in lines))
+
+    def end(self) -> None:
+        """Print what was begun and not ended."""
+        if self._rest:
+            self.write(b"\n")
