@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import trio
 
@@ -277,6 +277,23 @@ class JournalStore:
 _Run = Callable[..., sqlite3.Cursor]
 
 
+class Runner(Protocol):
+    """Runs a blocking operation; one at a time, in the order of the calls."""
+
+    async def __call__(self, operation: Callable[[], ResultT]) -> ResultT: ...
+
+
+class OneThread:
+    """A runner that lends one worker thread at a time."""
+
+    def __init__(self) -> None:
+        self._one = trio.CapacityLimiter(1)
+
+    async def __call__(self, operation: Callable[[], ResultT]) -> ResultT:
+        """Cancellation: before the operation has begun, or not at all."""
+        return await trio.to_thread.run_sync(operation, limiter=self._one)
+
+
 class Journal:
     """The awaiting half. Calls are served one at a time, in order.
 
@@ -284,36 +301,33 @@ class Journal:
     effect before the record is begun, or not at all.
     """
 
-    def __init__(self, store: JournalStore) -> None:
+    def __init__(self, store: JournalStore, run: Runner) -> None:
         self._store = store
-        self._one = trio.CapacityLimiter(1)
+        self._run = run
 
     async def intend(self, environment_id: EnvironmentId, tenancy: Tenancy | None) -> None:
         """Record, durably, that an environment may be built from now on.
 
         tenancy: None for a slot of the reserve. Raises EpochTooLow; then nothing is recorded.
         """
-        await self._call(partial(self._store.intend, environment_id, tenancy))
+        await self._run(partial(self._store.intend, environment_id, tenancy))
 
     async def assign(self, environment_id: EnvironmentId, tenancy: Tenancy) -> None:
         """Record that an intended environment is handed to a run.
 
         Raises EpochTooLow; then nothing is recorded.
         """
-        await self._call(partial(self._store.assign, environment_id, tenancy))
+        await self._run(partial(self._store.assign, environment_id, tenancy))
 
     async def note(self, environment_id: EnvironmentId, state: JournalState) -> None:
         """Record where an environment is. A quarantined one stays quarantined."""
-        await self._call(partial(self._store.note, environment_id, state))
+        await self._run(partial(self._store.note, environment_id, state))
 
     async def quarantine(self, environment_id: EnvironmentId) -> None:
         """Record, durably, that an environment was not proven stopped; by a marker file if the
         database does not take it."""
-        await self._call(partial(self._store.quarantine, environment_id))
+        await self._run(partial(self._store.quarantine, environment_id))
 
     async def states(self) -> Mapping[EnvironmentId, JournalState]:
         """Every record that is not GONE. Raises JournalUnreadable."""
-        return await self._call(self._store.states)
-
-    async def _call(self, operation: Callable[[], ResultT]) -> ResultT:
-        return await trio.to_thread.run_sync(operation, limiter=self._one)
+        return await self._run(self._store.states)

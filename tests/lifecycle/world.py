@@ -1,0 +1,170 @@
+"""A whole lifecycle over the double: what a test of it starts with."""
+
+import itertools
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+import trio
+
+from sbxd.audit.sink import MemorySink
+from sbxd.lifecycle.budgets import Budgets
+from sbxd.lifecycle.commands import CommandRules
+from sbxd.lifecycle.environments import OutputSink, Peer, PeerRole
+from sbxd.lifecycle.journal import Journal, JournalStore
+from sbxd.lifecycle.local import LocalEnvironments
+from sbxd.lifecycle.reconcile import Reconciler
+from sbxd.lifecycle.registry import Clock, Registry, back_stop_seconds
+from sbxd.lifecycle.supervisor import Parts
+from sbxd.port.command import ExecutionCommand, ExecutionResult
+from sbxd.port.egress import DENY_ALL
+from sbxd.port.environment import EnvironmentHandle, EnvironmentSpec
+from sbxd.port.ids import EnvironmentId, RunId, TenantId
+from sbxd.port.limits import MIB, ResourceLimits
+from sbxd.settings import (
+    AuthMode,
+    DeploymentMode,
+    ImageSettings,
+    LimitSettings,
+    ReserveSettings,
+    SandboxMechanism,
+    ServiceSettings,
+    Settings,
+)
+from tests.lifecycle.double import Behaviour, MechanismDouble, Script
+
+ResultT = TypeVar("ResultT")
+
+IMAGE = "sha256:" + "a" * 64
+WORKER = Peer(uid=1000, connection_id=1, role=PeerRole.WORKER)
+OTHER_WORKER = Peer(uid=2000, connection_id=2, role=PeerRole.WORKER)
+ADMIN = Peer(uid=0, connection_id=3, role=PeerRole.ADMIN)
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+LIMITS = ResourceLimits(
+    cpu_millicores=1000,
+    memory_bytes=64 * MIB,
+    pids_max=64,
+    workspace_bytes=64 * MIB,
+    inodes_max=1000,
+    wall_clock_seconds=60,
+)
+DEFAULT = Settings(
+    deployment_mode=DeploymentMode.DEVELOPMENT,
+    auth_mode=AuthMode.DEV,
+    sandbox=SandboxMechanism.NAMESPACES,
+    images=ImageSettings(aliases={"default": IMAGE}, default="default"),
+    limits=LimitSettings(defaults=LIMITS, environments_max=8, environments_per_peer_max=6),
+    reserve=ReserveSettings(slots=0),
+    service=ServiceSettings(orphan_grace_seconds=60),
+)
+WITH_RESERVE = msgspec.structs.replace(DEFAULT, reserve=ReserveSettings(slots=2))
+
+
+def spec(
+    *, tenant: str = "tenant", run: str = "run", epoch: int = 1, limits: ResourceLimits = LIMITS
+) -> EnvironmentSpec:
+    return EnvironmentSpec(
+        tenant_id=TenantId(tenant),
+        run_id=RunId(run),
+        lease_epoch=epoch,
+        image_digest=IMAGE,
+        limits=limits,
+        egress=DENY_ALL,
+        environment={},
+        bridge=None,
+    )
+
+
+def command(
+    *argv: str, timeout_seconds: int = 30, maximum_output_bytes: int = 1000, stdin: bytes = b""
+) -> ExecutionCommand:
+    return ExecutionCommand(
+        argv=argv or ("true",),
+        working_directory=".",
+        timeout_seconds=timeout_seconds,
+        stdin=stdin,
+        maximum_output_bytes=maximum_output_bytes,
+    )
+
+
+async def inline(operation: Callable[[], ResultT]) -> ResultT:
+    """The journal's runner without a thread, which the mock clock would not wait for."""
+    await trio.lowlevel.checkpoint()
+    return operation()
+
+
+@dataclass
+class World:
+    """What a test looks at and speaks to."""
+
+    mechanism: MechanismDouble
+    store: JournalStore
+    sink: MemorySink
+    registry: Registry
+    environments: LocalEnvironments
+    reconciler: Reconciler
+
+    async def run(
+        self,
+        handle: EnvironmentHandle,
+        behaviour: Behaviour | None = None,
+        *,
+        ask: ExecutionCommand | None = None,
+        cancelled: trio.Event | None = None,
+        on_output: OutputSink | None = None,
+        peer: Peer = WORKER,
+    ) -> ExecutionResult:
+        """Execute one command that behaves so."""
+        if behaviour is not None:
+            self.mechanism.script.behaviours.append(behaviour)
+        return await self.environments.execute(
+            peer,
+            handle,
+            ask if ask is not None else command(),
+            cancelled=cancelled if cancelled is not None else trio.Event(),
+            on_output=on_output,
+        )
+
+    def consistent_and_empty(self) -> bool:
+        """Whether nothing is left: not in the kernel, not in the books, not in the journal."""
+        return not self.mechanism.existing and not self.registry.owned() and not self.store.states()
+
+
+@asynccontextmanager
+async def open_world(
+    directory: Path,
+    *,
+    settings: Settings = DEFAULT,
+    script: Script | None = None,
+    budgets: Budgets | None = None,
+    known_images: Callable[[], frozenset[str]] = lambda: frozenset({IMAGE}),
+) -> AsyncIterator[World]:
+    mechanism = MechanismDouble(script)
+    store = JournalStore(directory, "boot", lambda: 0.0)
+    sink = MemorySink()
+    journal = Journal(store, inline)
+    budgets = budgets if budgets is not None else Budgets()
+    numbers = itertools.count(1)
+    parts = Parts(
+        mechanism=mechanism,
+        journal=journal,
+        audit=sink,
+        budgets=budgets,
+        back_stop_seconds=back_stop_seconds(settings),
+    )
+    clock = Clock(wall=lambda: NOW, new_id=lambda: EnvironmentId(f"{next(numbers):032x}"))
+    registry = Registry(parts, settings, clock, known_images)
+    reconciler = Reconciler(mechanism, journal, sink, budgets)
+    rules = CommandRules(settings=settings, budgets=budgets, audit=sink)
+    environments = LocalEnvironments(registry, rules, mechanism, reconciler, known_images)
+    try:
+        async with trio.open_nursery() as nursery:
+            await nursery.start(registry.run)
+            yield World(mechanism, store, sink, registry, environments, reconciler)
+            nursery.cancel_scope.cancel()
+    finally:
+        store.close()
