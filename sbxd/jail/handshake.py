@@ -53,7 +53,10 @@ class Gate:
 
     def receive_when_it_comes(self, size: int, descriptors: int) -> tuple[bytes, list[int]]:
         """As `receive`, for as long as the partner lives, up to `size` bytes."""
-        message, received, _, _ = socket.recv_fds(self._end, size, descriptors)
+        try:
+            message, received, _, _ = socket.recv_fds(self._end, size, descriptors)
+        except ConnectionResetError:  # it died before it read what we sent
+            message = b""
         if not message:
             raise OSError(errno.EPIPE, "the process at the other end is gone")
         return message, received

@@ -115,12 +115,12 @@ def pivot_into_the_root(context: StewardContext) -> None:
 
 def leave_the_standard_streams(_: StewardContext) -> None:
     """Put dead pipes on 0, 1 and 2: nothing to read, nobody to write to."""
-    reading, writing = os.pipe2(os.O_CLOEXEC)
-    os.dup2(reading, 0)
-    os.dup2(writing, 1)
-    os.dup2(writing, 2)
-    os.close(reading)
-    os.close(writing)
+    ended, its_writer = os.pipe2(os.O_CLOEXEC)
+    its_reader, deaf = os.pipe2(os.O_CLOEXEC)
+    for number, descriptor in enumerate((ended, deaf, deaf)):
+        os.dup2(descriptor, number)
+    for descriptor in (ended, its_writer, its_reader, deaf):
+        os.close(descriptor)
 
 
 def name_the_host(context: StewardContext) -> None:

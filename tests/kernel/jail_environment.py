@@ -60,10 +60,13 @@ SETTINGS: Mapping[str, Any] = {
 }
 
 
+Numbered = Parked | Started | RunFailed | Exited
+
+
 class Finished(NamedTuple):
     """One command that was let go: init's frames about it, and its output."""
 
-    frames: list[Frame]
+    frames: list[Numbered]
     stdout: bytes
     stderr: bytes
 
@@ -80,9 +83,12 @@ class Finished(NamedTuple):
         assert isinstance(only, RunFailed), (self.frames, self.stderr)
         return only.step, only.errno
 
-    def json(self) -> Any:
+    def finished_well(self) -> "Finished":
         assert self.status == 0, self.stderr.decode()
-        return json.loads(self.stdout)
+        return self
+
+    def json(self) -> Any:
+        return json.loads(self.finished_well().stdout)
 
 
 class LaunchFailed(Exception):
@@ -110,13 +116,26 @@ class Environment:
         if not self.pidfds:
             raise LaunchFailed(self.facts)
         self.number = 0
-        self.backlog: list[Frame] = []
+        self.backlog: list[Numbered] = []
         self.python = os.path.realpath(shutil.which("python3", path="/usr/bin") or "")
 
     def receive(self) -> Frame:
         raw = self.init.recv(frames.FRAME_BYTES_MAX)
         assert raw, "init is gone"
         return frames.decode(raw)
+
+    def receive_about(self, number: int) -> Numbered:
+        """The next frame about this number; others are kept for who asks for them."""
+        for frame in self.backlog:
+            if frame.number == number:
+                self.backlog.remove(frame)
+                return frame
+        while True:
+            frame_now = self.receive()
+            assert isinstance(frame_now, Numbered), frame_now
+            if frame_now.number == number:
+                return frame_now
+            self.backlog.append(frame_now)
 
     def send(self, frame: Frame, *descriptors: int) -> None:
         socket.send_fds(self.init, [frames.encode(frame)], descriptors)
@@ -127,8 +146,22 @@ class Environment:
         return descriptor
 
     def write_box(self, name: str, text: str) -> str:
+        """Write a file below the box; answers the number of characters or the failure."""
         self.control.send(f"write {name} {text}".encode())
         return self.control.recv(4096).decode()
+
+    def read_box(self, name: str) -> str:
+        """A file below the box."""
+        self.control.send(f"read {name}".encode())
+        return self.control.recv(4096).decode()
+
+    def pids(self, number: int) -> list[int]:
+        """The processes of a leaf, as the host numbers them."""
+        return [int(word) for word in self.read_box(f"exec-{number}/cgroup.procs").split()]
+
+    def kill(self, number: int) -> None:
+        """Kill a leaf."""
+        assert self.write_box(f"exec-{number}/cgroup.kill", "1") == "1"
 
     def park(self) -> int:
         """Park one process and wait for it; answers its number."""
@@ -136,7 +169,7 @@ class Environment:
         descriptor = self.leaf()
         self.send(Park(self.number), descriptor)
         os.close(descriptor)
-        answer = self.receive()
+        answer = self.receive_about(self.number)
         assert answer == Parked(self.number), answer
         return self.number
 
@@ -161,10 +194,24 @@ class Environment:
         """A file of init's or the steward's, as the host sees it."""
         return Path(f"/proc/{self.facts[process]}/{name}").read_text()
 
+    def status(self, process: str) -> dict[str, str]:
+        """/proc/PID/status of init or the steward."""
+        lines = self.procfs(process, "status").splitlines()
+        return {key: value.strip() for key, _, value in (line.partition(":") for line in lines)}
+
     def init_ended(self, seconds: float = WAIT_SECONDS) -> bool:
-        poll = select.poll()
-        poll.register(self.pidfds[0], select.POLLIN)
-        return bool(poll.poll(seconds * 1000))
+        """Whether init ends within this time."""
+        return _readable(self.pidfds[0], seconds)
+
+    def steward_ended(self, seconds: float = WAIT_SECONDS) -> bool:
+        """Whether the steward ends within this time."""
+        return _readable(self.pidfds[1], seconds)
+
+
+def _readable(descriptor: int, seconds: float) -> bool:
+    poll = select.poll()
+    poll.register(descriptor, select.POLLIN)
+    return bool(poll.poll(seconds * 1000))
 
 
 class Running:
@@ -187,19 +234,18 @@ class Running:
         os.close(writing)
         self.out, out = os.pipe()
         self.err, err = os.pipe()
+        os.fchmod(reading, 0o644)  # so that /dev/stdin and its like can be opened by name
+        os.fchmod(out, 0o622)
+        os.fchmod(err, 0o622)
         environment.send(Run(number, cwd, argv, env, search_path), reading, out, err)
         for descriptor in (reading, out, err):
             os.close(descriptor)
 
     def finish(self) -> Finished:
         """Init's frames about it up to the last, and all output."""
-        seen: list[Frame] = []
+        seen: list[Numbered] = []
         while not (seen and isinstance(seen[-1], Exited | RunFailed)):
-            frame = self.environment.receive()
-            if isinstance(frame, Ready | Parked | Park | Run) or frame.number != self.number:
-                self.environment.backlog.append(frame)
-            else:
-                seen.append(frame)
+            seen.append(self.environment.receive_about(self.number))
         if isinstance(seen[-1], Exited):
             assert seen[0] == Started(self.number)
         return Finished(seen, self._drain(self.out), self._drain(self.err))

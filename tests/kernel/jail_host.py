@@ -3,9 +3,11 @@
 Run as a program: argv[1] is the plan as JSON, descriptors 3, 4 and 5 are the control socket and
 the environment's ends of init's and the steward's channel. It works in a private mount namespace
 and in one cgroup directory, and removes both. Commands on the control socket: `leaf` answers with
-a new leaf directory, `write NAME TEXT` writes a file of the box, `end` kills and removes all.
+a new leaf directory, `write NAME TEXT` and `read NAME` reach files of the box, `end` kills and
+removes all.
 """
 
+import errno
 import json
 import os
 import signal
@@ -179,7 +181,16 @@ def die_instead(pid: int, lines: str) -> None:
     os.kill(pid, signal.SIGKILL)
 
 
-MAP_WRITERS: dict[str, Callable[[int, str], None]] = {"write": write_maps, "kill": die_instead}
+def refuse(pid: int, lines: str) -> None:
+    """A map writer that fails."""
+    raise OSError(errno.EPERM, os.strerror(errno.EPERM))
+
+
+MAP_WRITERS: dict[str, Callable[[int, str], None]] = {
+    "write": write_maps,
+    "kill": die_instead,
+    "refuse": refuse,
+}
 
 
 def serve_host(
@@ -215,12 +226,13 @@ def serve_host(
             leaf = tree.leaf()
             socket.send_fds(control, [b"leaf"], [leaf])
             os.close(leaf)
-        elif command.startswith("write "):
-            _, name, text = command.split(" ", 2)
+        elif command.startswith(("write ", "read ")):
+            verb, name, *text = command.split(" ", 2)
             try:
-                with open(f"{tree.box}/{name}", "w") as file:
-                    file.write(text)
-                control.send(b"ok")
+                file = Path(tree.box, name)
+                control.send(
+                    file.read_bytes() if verb == "read" else b"%d" % file.write_text(text[0])
+                )
             except OSError as problem:
                 control.send(str(problem).encode())
         elif command == "end":
