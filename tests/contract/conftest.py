@@ -1,0 +1,33 @@
+"""The fixtures of the contract suite: one subject per adapter, and the clock that it runs on."""
+
+from collections.abc import AsyncIterator
+
+import pytest
+from trio.testing import MockClock
+
+from tests.contract.subjects import Subject, fake_behind_a_daemon, fake_in_process, real_daemon
+
+SUBJECTS = {
+    "fake": fake_in_process,
+    "fake-daemon": fake_behind_a_daemon,
+    "namespaces": real_daemon,
+}
+
+
+@pytest.fixture(
+    params=["fake", "fake-daemon", pytest.param("namespaces", marks=pytest.mark.needs("daemon"))]
+)
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def clock(kind: str) -> MockClock | None:
+    """Virtual time for what executes nothing; the real clock for a real mechanism."""
+    return None if kind == "namespaces" else MockClock(autojump_threshold=0)
+
+
+@pytest.fixture
+async def subject(kind: str) -> AsyncIterator[Subject]:
+    async with SUBJECTS[kind]() as made:
+        yield made
