@@ -37,7 +37,7 @@ import os
 import signal
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Final, NoReturn
 
 from sbxd.jail import build, mounts, steward_process, syscalls
@@ -116,8 +116,11 @@ def launch(plan: JailPlan, map_writer: MapWriter, serve: Serve = serve_workspace
 
 
 def check_the_plan(state: Launch) -> None:
-    """Refuse a plan without a filter for each of the three, or with a tmpfs of no size."""
+    """Refuse a missing filter, a tmpfs of no size, and a descriptor among the standard streams."""
     plan = state.plan
+    given = [getattr(plan, item.name) for item in fields(plan) if item.name.endswith("_fd")]
+    if min(*given, *(gate.fileno() for gate in state.gates())) < 3:
+        raise OSError(errno.EBADF, "a descriptor is missing or one of 0, 1 and 2")
     for program in (plan.seccomp_init, plan.seccomp_steward, plan.seccomp_workload):
         if not program or len(program) % _SOCK_FILTER_BYTES:
             raise OSError(errno.EINVAL, "a seccomp program is missing or cut")

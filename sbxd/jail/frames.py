@@ -87,12 +87,27 @@ def _strings(*values: bytes) -> bytes:
 
 
 def encode(frame: Frame) -> bytes:
-    """The bytes of one frame. Raises FrameError when a string holds NUL or the whole is too
-    long."""
+    """The bytes of one frame.
+
+    Raises FrameError when a string holds NUL, argv is empty, a number does not fit its field, or
+    the whole is too long.
+    """
+    try:
+        raw = _pack(frame)
+    except (error, UnicodeEncodeError) as problem:
+        raise FrameError(str(problem)) from None
+    if len(raw) > FRAME_BYTES_MAX:
+        raise FrameError(f"a frame of {len(raw)} bytes is above the cap of {FRAME_BYTES_MAX}")
+    return raw
+
+
+def _pack(frame: Frame) -> bytes:
     match frame:
         case Park():
             raw = _HEAD.pack(Verb.PARK, frame.number)
         case Run():
+            if not frame.argv:
+                raise FrameError("argv is empty")
             raw = (
                 _HEAD.pack(Verb.RUN, frame.number)
                 + _RUN.pack(len(frame.argv), len(frame.environment))
@@ -108,14 +123,12 @@ def encode(frame: Frame) -> bytes:
             raw = (
                 _HEAD.pack(Verb.FAILED, frame.number)
                 + _NUMBER.pack(frame.errno)
-                + _strings(frame.step.encode())
+                + _strings(frame.step.encode("ascii"))
             )
         case Exited():
             raw = _HEAD.pack(Verb.EXITED, frame.number) + _NUMBER.pack(frame.wait_status)
         case Ready():
             raw = _HEAD.pack(Verb.READY, 0)
-    if len(raw) > FRAME_BYTES_MAX:
-        raise FrameError(f"a frame of {len(raw)} bytes is above the cap of {FRAME_BYTES_MAX}")
     return raw
 
 
@@ -131,7 +144,7 @@ def decode(raw: bytes) -> Frame:
                 return Parked(number)
             case Verb.STARTED if not rest:
                 return Started(number)
-            case Verb.READY if not rest:
+            case Verb.READY if not rest and number == 0:
                 return Ready()
             case Verb.EXITED:
                 (status,) = _NUMBER.unpack(rest)

@@ -36,6 +36,6 @@ def run_steps(steps: Sequence[Step[C]], context: C) -> None:
             raise JailError(step.__name__, problem.errno or 0, str(problem)) from problem
 
 
-def claim(step: Step[C]) -> tuple[str, str]:
+def claim(step: Callable[..., None]) -> tuple[str, str]:
     """The name of a step and the first line of its docstring."""
     return step.__name__, (step.__doc__ or "").strip().split("\n")[0]

@@ -74,7 +74,7 @@ def test_the_environment_is_exactly_what_was_given(built: Environment) -> None:
 
 
 def test_arguments_pass_unchanged(built: Environment) -> None:
-    words = ["", " ", "a b", "\n", "ü", b"\xff"]
+    words: list[str | bytes] = ["", " ", "a b", "\n", "ü", b"\xff"]
     done = built.run("cat", "/proc/self/cmdline")
     assert done.stdout == b"cat\0/proc/self/cmdline\0"
     printed = built.run("printf", "%s|", *words)

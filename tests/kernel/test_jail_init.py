@@ -2,7 +2,7 @@
 
 import os
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 
@@ -26,30 +26,40 @@ def send_raw(built: Environment, raw: bytes, descriptors: int) -> None:
         os.close(descriptor)
 
 
-def run_frame(number: int) -> bytes:
-    return frames.encode(frames.Run(number, b".", (b"true",), (), b"/usr/bin"))
+PARK_1 = frames.encode(Park(1))
+RUN_1 = frames.encode(frames.Run(1, b".", (b"true",), (), b"/usr/bin"))
 
 
 @pytest.mark.parametrize(
-    "breach",
+    ("raw", "descriptors"),
     [
-        lambda built: send_raw(built, b"garbage", 0),
-        lambda built: send_raw(built, frames.encode(Park(1)) + b"x", 1),
-        lambda built: send_raw(built, frames.encode(Park(1)), 0),
-        lambda built: send_raw(built, frames.encode(Park(1)), 2),
-        lambda built: send_raw(built, run_frame(1), 3),
-        lambda built: send_raw(built, frames.encode(Ready()), 0),
-        lambda built: send_raw(built, frames.encode(Parked(1)), 0),
-        lambda built: (built.park(), send_raw(built, frames.encode(Park(1)), 1)),
-        lambda built: (built.park(), send_raw(built, run_frame(1), 2)),
-        lambda built: (built.park(), send_raw(built, run_frame(1), 4)),
-        lambda built: (built.run("true"), send_raw(built, run_frame(1), 3)),
+        (b"garbage", 0),
+        (PARK_1 + b"x", 1),
+        (PARK_1, 0),
+        (PARK_1, 2),
+        (PARK_1, 20),
+        (RUN_1, 3),
+        (frames.encode(Ready()), 0),
+        (frames.encode(Parked(1)), 0),
     ],
 )
-def test_a_broken_rule_on_the_channel_ends_init_and_all_with_it(
-    built: Environment, breach: Callable[[Environment], object]
+def test_a_frame_out_of_place_ends_init(built: Environment, raw: bytes, descriptors: int) -> None:
+    send_raw(built, raw, descriptors)
+    assert built.init_ended()
+
+
+@pytest.mark.parametrize(("raw", "descriptors"), [(PARK_1, 1), (RUN_1, 2), (RUN_1, 4)])
+def test_a_frame_that_a_parked_process_does_not_allow_ends_init(
+    built: Environment, raw: bytes, descriptors: int
 ) -> None:
-    breach(built)
+    assert built.park() == 1
+    send_raw(built, raw, descriptors)
+    assert built.init_ended()
+
+
+def test_a_second_run_of_one_number_ends_init(built: Environment) -> None:
+    assert built.run("true").status == 0
+    send_raw(built, RUN_1, 3)
     assert built.init_ended()
 
 

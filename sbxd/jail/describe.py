@@ -1,0 +1,48 @@
+"""An environment's construction as text: what runs, in which order, with the plan's values.
+
+Invariant: the lines come from the lists that run, so the text cannot differ from the code; a
+golden file makes every change of order visible in a review.
+"""
+
+from collections.abc import Callable
+from typing import Final
+
+from sbxd.jail import build, construct, identity, steward_process, workload
+from sbxd.jail.plan import JailPlan
+from sbxd.jail.steps import claim
+
+LISTS: Final[tuple[tuple[str, tuple[Callable[..., None], ...]], ...]] = (
+    ("the helper (host root)", construct.LAUNCH_STEPS),
+    ("the intermediate (host root, in the box's cgroup)", construct.INTERMEDIATE_STEPS),
+    ("init (process 1)", build.INIT_STEPS),
+    ("the steward", steward_process.STEWARD_STEPS),
+    ("a command before it is known", workload.PARK_STEPS),
+    ("a command once it is known", workload.RUN_STEPS),
+)
+
+
+def describe(plan: JailPlan) -> list[str]:
+    """The plan's values, then each process with its numbered steps."""
+    lines = ["plan", *(f"    {line}" for line in _values(plan))]
+    for title, steps in LISTS:
+        lines.append(title)
+        for number, step in enumerate(steps, 1):
+            name, text = claim(step)
+            lines.append(f"    {number:2d}. {name}: {text}")
+    return lines
+
+
+def _values(plan: JailPlan) -> list[str]:
+    return [
+        f"environment {plan.environment_id}, host name {plan.hostname}",
+        *(f"id map {line}" for line in plan.ids.map_lines().splitlines()),
+        f"tmp {plan.tmp_bytes} bytes, shm {plan.shm_bytes} bytes",
+        *(f"limit {name} {soft} {hard}" for name, (soft, hard) in sorted(plan.rlimits.items())),
+        f"kept by init {_names(build.KEPT)}",
+        f"kept by the steward {_names(steward_process.KEPT)}",
+        "kept by a command nothing",
+    ]
+
+
+def _names(mask: int) -> str:
+    return " ".join(item.name for item in identity.Capability if mask >> item & 1)

@@ -1,0 +1,101 @@
+"""The text of a construction: the golden file, and the lists that docstrings repeat."""
+
+import re
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from sbxd.jail import build, construct, steward_process, workload
+from sbxd.jail.describe import LISTS, describe
+from sbxd.jail.plan import IdBlock, JailPlan
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "jail-plan.txt"
+PLAN = JailPlan(
+    environment_id="env-1",
+    hostname="sandbox",
+    ids=IdBlock(1_879_048_192),
+    image_fd=10,
+    workspace_fd=11,
+    box_fd=12,
+    init_leaf_fd=13,
+    steward_leaf_fd=14,
+    init_channel_fd=15,
+    steward_channel_fd=16,
+    seccomp_workload=b"",
+    seccomp_init=b"",
+    seccomp_steward=b"",
+    tmp_bytes=64 << 20,
+    shm_bytes=64 << 20,
+    rlimits={"NOFILE": (1024, 1024), "CORE": (0, 0)},
+)
+
+
+def test_the_order_of_construction_is_the_golden_one() -> None:
+    """After a deliberate change: write the output of describe() to the golden file."""
+    assert describe(PLAN) == GOLDEN.read_text().splitlines()
+
+
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [
+        (construct, "LAUNCH_STEPS"),
+        (construct, "INTERMEDIATE_STEPS"),
+        (build, "INIT_STEPS"),
+        (steward_process, "STEWARD_STEPS"),
+        (workload, "PARK_STEPS"),
+        (workload, "RUN_STEPS"),
+    ],
+)
+def test_the_docstring_numbers_the_steps_that_run(module: ModuleType, name: str) -> None:
+    match = re.search(rf"^{name}\b.*\n((?: *\d+\. \w+\n)+)", module.__doc__ or "", re.M)
+    assert match is not None
+    written = re.findall(r"^ *(\d+)\. (\w+)$", match[1], re.M)
+    assert written == [(str(n), s.__name__) for n, s in enumerate(getattr(module, name), 1)]
+
+
+def test_every_step_says_what_it_does_and_is_named_once_in_its_list() -> None:
+    for _, steps in LISTS:
+        names = [step.__name__ for step in steps]
+        assert len(set(names)) == len(names)
+        assert all((step.__doc__ or "").strip() for step in steps)
+
+
+def position(steps: tuple[object, ...], name: str) -> int:
+    return [getattr(step, "__name__", "") for step in steps].index(name)
+
+
+def test_the_filter_is_the_last_thing_before_the_program() -> None:
+    assert [step.__name__ for step in workload.RUN_STEPS[-3:]] == [
+        "forbid_new_privileges",
+        "confine_system_calls",
+        "execute",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("earlier", "later"),
+    [
+        ("wait_for_maps", "become_root_of_the_namespace"),
+        ("make_mounts_private", "put_image_over_root"),
+        ("make_proc", "pivot_into_image"),
+        ("forbid_new_namespaces", "pivot_into_image"),
+        ("join_a_new_keyring", "confine_system_calls"),
+        ("confine_system_calls", "drop_capabilities"),
+    ],
+)
+def test_inits_order_keeps_what_depends_on_it(earlier: str, later: str) -> None:
+    assert position(build.INIT_STEPS, earlier) < position(build.INIT_STEPS, later)
+
+
+@pytest.mark.parametrize(
+    ("earlier", "later"),
+    [
+        ("become_the_workload", "drop_capabilities"),
+        ("become_the_workload", "die_with_init"),
+        ("become_the_workload", "enter_the_working_directory"),
+        ("enter_the_working_directory", "close_descriptors"),
+    ],
+)
+def test_a_commands_order_keeps_what_depends_on_it(earlier: str, later: str) -> None:
+    assert position(workload.RUN_STEPS, earlier) < position(workload.RUN_STEPS, later)
