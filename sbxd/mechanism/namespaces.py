@@ -1,32 +1,16 @@
 """The `namespaces` mechanism: slots that the launcher builds, commands that init starts.
 
-How a command starts: while one runs, the leaf of the next is made and a child is parked in it, so
-that `start` is one frame to init and one answer, with no launcher in between.
-
-Invariants: this side holds no privilege and opens no path of a sandbox; killing, evidence and the
-proof of emptiness use descriptors that it holds, so they never queue behind the launcher; when
-the launcher's channel ends, every sandbox is lost. The limits' headroom is the launcher's.
+Invariants: this side holds no privilege and opens no path of a sandbox; when the launcher's
+channel ends, every sandbox is lost.
 """
 
-import errno
-import os
-import socket
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import TypeVar
 
 import trio
 
-from sbxd.jail import frames
-from sbxd.launcher.channel import close_all
 from sbxd.launcher.requests import (
-    LEAF_DESCRIPTORS,
-    PREPARED_DESCRIPTORS,
-    Assign,
-    CgroupLimits,
-    Destroy,
-    Died,
-    DropLeaf,
     ImageDrop,
     ImageUnpack,
     InventoryIs,
@@ -34,314 +18,23 @@ from sbxd.launcher.requests import (
     Prepare,
     Prepared,
     Probed,
-    VolumeSize,
 )
 from sbxd.launcher.requests import Inventory as InventoryRequest
-from sbxd.launcher.requests import Leaf as LeafRequest
 from sbxd.launcher.requests import Probe as ProbeRequest
 from sbxd.mechanism import launcher_client
-from sbxd.mechanism.init_client import InitClient
 from sbxd.mechanism.launcher_client import LauncherClient
-from sbxd.mechanism.leaf import Leaf
-from sbxd.mechanism.protocol import (
-    Changes,
-    CommandNotStarted,
-    CommandSpec,
-    Inventory,
-    MechanismError,
-    Orphan,
-    SandboxLost,
-    SlotProfile,
-    StartFailure,
+from sbxd.mechanism.namespaces_sandbox import (
+    NamespacesSandbox,
+    cgroup_limits,
+    destroy_environment,
+    volume_size,
 )
-from sbxd.mechanism.running import NamespacesCommand, Streams
-from sbxd.mechanism.steward_client import StewardClient
-from sbxd.policy.child_environment import IMAGE_PATH
-from sbxd.port.command import FileChange
+from sbxd.mechanism.protocol import Inventory, MechanismError, Orphan, SlotProfile
 from sbxd.port.ids import EnvironmentId
-from sbxd.port.limits import ResourceLimits
-from sbxd.port.workspace import WorkspaceProvenance
 from sbxd.wire.messages import PostureItem
 
 # How long a cancelled or failed preparation may take to remove what it had begun.
 UNDO_SECONDS = 40.0
-
-
-def cgroup_limits(limits: ResourceLimits) -> CgroupLimits:
-    """The part of the limits that cgroups enforce."""
-    return CgroupLimits(
-        cpu_millicores=limits.cpu_millicores,
-        memory_bytes=limits.memory_bytes,
-        pids_max=limits.pids_max,
-    )
-
-
-def volume_size(limits: ResourceLimits) -> VolumeSize:
-    """The part of the limits that the volume enforces."""
-    return VolumeSize(workspace_bytes=limits.workspace_bytes, inodes_max=limits.inodes_max)
-
-
-def start_failure(failure: frames.RunFailed) -> Exception:
-    """What init's FAILED means to the caller of start()."""
-    number, step = failure.errno, failure.step
-    detail = f"{step}: {os.strerror(number)}" if number else step
-    match step:
-        case "execute" | "program_name" | "interpreter":
-            if number in (errno.ENOENT, errno.ENOTDIR):
-                return CommandNotStarted(StartFailure.NOT_FOUND, detail)
-            if number in (errno.EACCES, errno.ENOEXEC, errno.EISDIR, errno.EPERM, errno.ELOOP):
-                return CommandNotStarted(StartFailure.NOT_EXECUTABLE, detail)
-            if number in (errno.E2BIG, errno.ENOMEM, errno.EAGAIN, errno.ETXTBSY):
-                return CommandNotStarted(StartFailure.RESOURCES, detail)
-            return CommandNotStarted(StartFailure.NOT_EXECUTABLE, detail)
-        case "enter_the_working_directory":
-            return CommandNotStarted(StartFailure.BAD_WORKING_DIRECTORY, detail)
-        case _:
-            return MechanismError(step, number)
-
-
-class NamespacesSandbox:
-    """Implements sbxd.mechanism.protocol.Sandbox."""
-
-    def __init__(
-        self,
-        client: LauncherClient,
-        nursery: trio.Nursery,
-        profile: SlotProfile,
-        prepared: Prepared,
-        descriptors: list[int],
-    ) -> None:
-        if len(descriptors) != len(PREPARED_DESCRIPTORS) + len(LEAF_DESCRIPTORS):
-            close_all(descriptors)
-            raise MechanismError("prepare", 0, "the launcher sent another number of descriptors")
-        self.environment_id = EnvironmentId(prepared.environment_id)
-        self.profile = profile
-        self.scope = prepared.scope
-        self.unenforced_limits = prepared.unenforced
-        self.steps = prepared.steps
-        self._client = client
-        self._nursery = nursery
-        self._limits = cgroup_limits(profile.limits)
-        fds = dict(zip(PREPARED_DESCRIPTORS, descriptors, strict=False))
-        self._first_leaf: Leaf | None = Leaf(1, descriptors[len(PREPARED_DESCRIPTORS) :])
-        self._box_kill = fds["box_kill"]
-        self._owned = [fds[name] for name in PREPARED_DESCRIPTORS if not name.endswith("_channel")]
-        self._init_socket = _socket(fds["init_channel"])
-        self._init = InitClient(self._init_socket, self._lose)
-        self._steward_stream = trio.SocketStream(_socket(fds["steward_channel"]))
-        self._steward = StewardClient(self._steward_stream)
-        self._lost = trio.Event()
-        self._ending = False
-        self._released = False
-        self._destroying = trio.Lock()
-        self._destroyed = False
-        self._tasks: trio.Nursery | None = None
-        self._supply: trio.MemorySendChannel[Leaf | MechanismError]
-        self._supply, self._demand = trio.open_memory_channel[Leaf | MechanismError](1)
-
-    # --- the slot -----------------------------------------------------------------------------
-
-    async def begin(self) -> None:
-        """Start listening to init and park the first child. Raises MechanismError."""
-        self._tasks = await self._nursery.start(self._live)
-        leaf, self._first_leaf = self._first_leaf, None
-        assert leaf is not None
-        await self._park(leaf)
-
-    async def _live(self, task_status: trio.TaskStatus[trio.Nursery]) -> None:
-        """The environment's tasks; they end when it is released."""
-        async with trio.open_nursery() as tasks:
-            tasks.start_soon(self._init.read)
-            tasks.start_soon(trio.sleep_forever)  # so that it is open until it is cancelled
-            task_status.started(tasks)
-
-    async def assign(self, limits: ResourceLimits) -> None:
-        """Give the slot to an environment. Raises MechanismError."""
-        wanted = cgroup_limits(limits)
-        volume = volume_size(limits)
-        with await self._client.request(
-            lambda ticket: Assign(
-                ticket=ticket, environment_id=self.environment_id, limits=wanted, volume=volume
-            )
-        ):
-            self._limits = wanted
-
-    def on_death(self, died: Died) -> None:
-        """The launcher reaped init or the steward."""
-        if died.process == "init":
-            self._init.lose()
-        self._lose()
-
-    def _lose(self) -> None:
-        if not self._ending:
-            self._lost.set()
-
-    async def wait_lost(self) -> None:
-        """Until init or the steward is gone by itself."""
-        await self._lost.wait()
-
-    def kill(self) -> None:
-        """Kill everything in the environment at once."""
-        self._ending = True
-        if self._released:
-            return
-        try:
-            os.write(self._box_kill, b"1")
-        except OSError as problem:
-            if problem.errno != errno.ENODEV:
-                raise MechanismError("kill", problem.errno or 0) from None
-
-    async def destroy(self) -> None:
-        """Kill, prove empty, erase. Raises MechanismError when not proven."""
-        self.kill()
-        async with self._destroying:
-            if self._destroyed:
-                return
-            await self._release()
-            await destroy_environment(self._client, self.environment_id)
-            self._client.forget_deaths(self.environment_id)
-            self._destroyed = True
-
-    async def _release(self) -> None:
-        if self._released:
-            return
-        self._released = True
-        if self._tasks is not None:
-            self._tasks.cancel_scope.cancel()
-        self._init.lose()
-        self._supply.close()
-        while True:
-            try:
-                ahead = self._demand.receive_nowait()
-            except (trio.WouldBlock, trio.EndOfChannel, trio.ClosedResourceError):
-                break
-            if isinstance(ahead, Leaf):
-                ahead.close()
-        if self._first_leaf is not None:
-            self._first_leaf.close()
-        self._init_socket.close()
-        close_all(self._owned)
-        await trio.aclose_forcefully(self._steward_stream)
-
-    # --- commands -----------------------------------------------------------------------------
-
-    async def start(self, command: CommandSpec) -> NamespacesCommand:
-        """Snapshot the workspace and start one command in the leaf that waits.
-
-        Raises CommandNotStarted, SandboxLost, MechanismError. Cancellation: what was started is
-        killed with its leaf.
-        """
-        await self._steward.snapshot()
-        leaf = await self._next_leaf()
-        running: NamespacesCommand | None = None
-        streams: Streams | None = None
-        try:
-            streams = Streams()
-            run = frames.Run(
-                number=leaf.number,
-                working_directory=command.working_directory,
-                argv=command.argv,
-                environment=tuple(name + b"=" + value for name, value in command.environment),
-                search_path=IMAGE_PATH.encode(),
-            )
-            failure = await self._init.run(run, streams.theirs)
-            streams.close_theirs()
-            if failure is not None:
-                raise start_failure(failure)
-            running = NamespacesCommand(leaf, streams, self._init, command.stdin, self._give_back)
-            return running
-        finally:
-            if running is None:
-                leaf.kill()
-                self._init.forget(leaf.number)
-                self._give_back(leaf)
-                if streams is not None:
-                    streams.close()
-            if self._tasks is not None and not self._released:
-                self._tasks.start_soon(self._make_next_leaf, leaf.number + 1)
-
-    async def _next_leaf(self) -> Leaf:
-        try:
-            ahead = await self._demand.receive()
-        except (trio.EndOfChannel, trio.ClosedResourceError):
-            raise SandboxLost("leaf", 0, "the environment is ending") from None
-        if isinstance(ahead, MechanismError):
-            raise ahead
-        return ahead
-
-    async def _make_next_leaf(self, number: int) -> None:
-        try:
-            with await self._client.request(
-                lambda ticket: LeafRequest(
-                    ticket=ticket,
-                    environment_id=self.environment_id,
-                    number=number,
-                    limits=self._limits,
-                )
-            ) as answer:
-                leaf = Leaf(number, answer.take())
-            await self._park(leaf)
-        except MechanismError as problem:
-            self._offer(problem)
-
-    async def _park(self, leaf: Leaf) -> None:
-        try:
-            await self._init.park(leaf.number, leaf.directory)
-        except BaseException:
-            leaf.close()
-            raise
-        self._offer(leaf)
-
-    def _offer(self, ahead: Leaf | MechanismError) -> None:
-        try:
-            self._supply.send_nowait(ahead)
-        except (trio.BrokenResourceError, trio.ClosedResourceError, trio.WouldBlock):
-            if isinstance(ahead, Leaf):
-                ahead.close()
-
-    def _give_back(self, leaf: Leaf) -> None:
-        if self._released or self._client.is_lost or self._tasks is None:
-            leaf.close()
-        else:
-            self._tasks.start_soon(self._drop_leaf, leaf)
-
-    async def _drop_leaf(self, leaf: Leaf) -> None:
-        """An empty leaf that stays is removed with its environment: a failure changes nothing."""
-        try:
-            leaf.kill()
-            await leaf.wait_empty()
-            with await self._client.request(
-                lambda ticket: DropLeaf(
-                    ticket=ticket, environment_id=self.environment_id, number=leaf.number
-                )
-            ):
-                pass
-        except MechanismError:
-            return
-        finally:
-            leaf.close()
-
-    # --- the workspace ------------------------------------------------------------------------
-
-    async def changes(self, maximum: int) -> Changes:
-        """What changed in the workspace since the snapshot of the last start()."""
-        return await self._steward.changes(maximum)
-
-    async def read(self, path: bytes, maximum_bytes: int) -> AsyncIterator[bytes]:
-        """The bytes of one regular file in chunks."""
-        return await self._steward.read(path, maximum_bytes)
-
-    async def write(self, path: bytes, size_bytes: int, data: AsyncIterator[bytes]) -> None:
-        """Create or replace one file atomically."""
-        await self._steward.write(path, size_bytes, data)
-
-    async def listdir(self, path: bytes) -> Sequence[FileChange]:
-        """The entries of one directory."""
-        return await self._steward.listdir(path)
-
-    async def provenance(self, path: bytes) -> WorkspaceProvenance:
-        """Who wrote this file last."""
-        return await self._steward.provenance(path)
 
 
 class NamespacesMechanism:
@@ -444,12 +137,6 @@ async def open_namespaces(launcher_socket: str) -> AsyncIterator[NamespacesMecha
         nursery.cancel_scope.cancel()
 
 
-async def destroy_environment(client: LauncherClient, environment_id: EnvironmentId) -> None:
-    """Have the launcher kill, prove empty and erase. Raises MechanismError."""
-    with await client.request(lambda ticket: Destroy(ticket=ticket, environment_id=environment_id)):
-        pass
-
-
 _Reply = TypeVar("_Reply", bound=LauncherReply)
 
 
@@ -457,7 +144,3 @@ def _expect(reply: LauncherReply, kind: type[_Reply]) -> _Reply:
     if not isinstance(reply, kind):
         raise MechanismError("launcher", 0, "the launcher answered with another message")
     return reply
-
-
-def _socket(descriptor: int) -> trio.socket.SocketType:
-    return trio.socket.from_stdlib_socket(socket.socket(fileno=descriptor))
