@@ -148,12 +148,10 @@ class RemoteExecutionEnvironment:
         call = await self.channel.start(
             lambda request_id: m.Destroy(request_id=request_id, handle=environment)
         )
-        reply = None
         try:
             reply = await call.receive()
         finally:
-            if reply is None:
-                self.channel.abandon(call, then=_ignore)
+            self.channel.abandon(call, then=_ignore)
         error = error_of(reply)
         if error is not None:
             raise error

@@ -74,12 +74,13 @@ class FakeExecutionEnvironment:
         """As the port: plays the script's answer."""
         self.calls.append(ExecuteCall(environment, command))
         record = self._engine.find(environment)
-        result = None
+        finished = False
         try:
             result = await self._engine.execute(record, command, on_output=self._on_output)
+            finished = True
         finally:
             cancelled = record.cancelled_result
-            if result is None and cancelled is not None and self._on_cancelled is not None:
+            if not finished and cancelled is not None and self._on_cancelled is not None:
                 self._on_cancelled(cancelled)
         return result
 

@@ -1,5 +1,6 @@
 """The adapters that the contract suite runs against, each as the same `Subject`."""
 
+import hashlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -12,7 +13,7 @@ from sbxd.client.admin import connect_admin
 from sbxd.client.remote import Hooks, RemoteExecutionEnvironment, connect
 from sbxd.client.workspace import RemoteWorkspace
 from sbxd.fake.environment import FakeExecutionEnvironment
-from sbxd.port.command import ExecutionCommand, ExecutionResult
+from sbxd.port.command import ChangeKind, ExecutionCommand, ExecutionResult, FileChange
 from sbxd.port.egress import DENY_ALL
 from sbxd.port.environment import EnvironmentHandle, EnvironmentSpec, ExecutionEnvironment
 from sbxd.port.ids import RunId, TenantId
@@ -129,6 +130,16 @@ class Subject:
                 maximum_output_bytes=maximum_output_bytes,
             ),
         )
+
+
+def sha256(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def created(path: str, text: str) -> FileChange:
+    return FileChange(
+        path=path, change=ChangeKind.CREATED, size_bytes=len(text), sha256=sha256(text)
+    )
 
 
 def with_handle(handle: EnvironmentHandle, **fields: object) -> EnvironmentHandle:
