@@ -98,7 +98,7 @@ class ProcessEnvironmentSettings(Struct, frozen=True, forbid_unknown_fields=True
     """operator_names: tier 1, variables that a specification may carry. Tier 0 names are refused
     here and on the wire."""
 
-    operator_names: tuple[Annotated[str, Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,127}$")], ...] = ()
+    operator_names: tuple[Annotated[str, Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,127}\Z")], ...] = ()
 
 
 class Settings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -114,12 +114,12 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     process_environment: ProcessEnvironmentSettings = ProcessEnvironmentSettings()
     egress: EgressPolicy = DENY_ALL
     allow_software_emulation: bool = False
-    state_directory: Annotated[str, Meta(pattern=r"^/[^\x00]+$")] = "/var/lib/sbxd"
-    runtime_directory: Annotated[str, Meta(pattern=r"^/[^\x00]+$")] = "/run/sbxd"
-    launcher_socket: Annotated[str, Meta(pattern=r"^/[^\x00]+$")] = (
+    state_directory: Annotated[str, Meta(pattern=r"^/[^\x00]+\Z")] = "/var/lib/sbxd"
+    runtime_directory: Annotated[str, Meta(pattern=r"^/[^\x00]+\Z")] = "/run/sbxd"
+    launcher_socket: Annotated[str, Meta(pattern=r"^/[^\x00]+\Z")] = (
         "/run/sbxd-launcher/launcher.sock"
     )
-    journal_socket: Annotated[str, Meta(pattern=r"^/[^\x00]{1,106}$")] = (
+    journal_socket: Annotated[str, Meta(pattern=r"^/[^\x00]{1,106}\Z")] = (
         "/run/systemd/journal/socket"
     )
 

@@ -19,15 +19,15 @@ from sbxd.port.limits import ResourceLimits
 
 WORKSPACE_ROOT = PurePosixPath("/workspace")
 
-ImageDigestField = Annotated[str, Meta(pattern=r"^sha256:[0-9a-f]{64}$")]
-EnvironmentNameField = Annotated[str, Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,127}$")]
-EnvironmentValueField = Annotated[str, Meta(max_length=32_768, pattern=r"^[^\x00]*$")]
+ImageDigestField = Annotated[str, Meta(pattern=r"^sha256:[0-9a-f]{64}\Z")]
+EnvironmentNameField = Annotated[str, Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,127}\Z")]
+EnvironmentValueField = Annotated[str, Meta(max_length=32_768, pattern=r"^[^\x00]*\Z")]
 
 
 class BridgeEndpoint(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The orchestration bridge of one turn: a socket inside the environment and its token."""
 
-    socket_path: Annotated[str, Meta(pattern=r"^/[^\x00]{1,106}$")]
+    socket_path: Annotated[str, Meta(pattern=r"^/[^\x00]{1,106}\Z")]
     token: Annotated[str, Meta(min_length=16, max_length=256)]
 
     def __repr__(self) -> str:

@@ -13,8 +13,8 @@ TenantId = NewType("TenantId", str)
 RunId = NewType("RunId", str)
 EnvironmentId = NewType("EnvironmentId", str)
 
-IDENTIFIER_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._:@-]{0,127}$"
-ENVIRONMENT_ID_PATTERN = r"^[0-9a-f]{32}$"
+IDENTIFIER_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._:@-]{0,127}\Z"
+ENVIRONMENT_ID_PATTERN = r"^[0-9a-f]{32}\Z"
 
 # What a wire field of each kind must look like (msgspec enforces it when it decodes).
 TenantIdField = Annotated[TenantId, Meta(pattern=IDENTIFIER_PATTERN)]
