@@ -55,13 +55,13 @@ def encode(message: msgspec.Struct) -> bytes:
     return raw
 
 
-def ancillary(descriptors: Sequence[int]) -> list[tuple[int, int, array.array[int]]]:
+def ancillary(descriptors: Sequence[int]) -> list[tuple[int, int, bytes]]:
     """The control message that carries these descriptors."""
     if not descriptors:
         return []
     if len(descriptors) > DESCRIPTORS_MAX:
         raise ValueError("too many descriptors for one message")
-    return [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))]
+    return [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors).tobytes())]
 
 
 def ancillary_space() -> int:

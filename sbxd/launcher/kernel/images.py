@@ -35,7 +35,7 @@ class Descriptor(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
     """An OCI content descriptor, as far as it is used here."""
 
     media_type: str
-    digest: Annotated[str, Meta(pattern=r"^sha256:[0-9a-f]{64}$")]
+    digest: Annotated[str, Meta(pattern=r"^sha256:[0-9a-f]{64}\Z")]
     size: Annotated[int, Meta(ge=0, le=2**50)]
 
 
