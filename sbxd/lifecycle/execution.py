@@ -44,7 +44,7 @@ NOT_COMPARED = Changes(entries=(), truncated=True, workspace_bytes=0, workspace_
 
 
 class TreeSurvived(Exception):
-    """The kill was sent and the leaf was not proven empty within its budget."""
+    """The kill was sent, and processes were left when its budget was spent."""
 
 
 @dataclass(frozen=True)
@@ -345,14 +345,16 @@ class Execution:
 
     async def _prove_dead(self, running: RunningCommand) -> None:
         """Kill the leaf and wait until it is empty, also when the caller is gone."""
-        running.kill()
         try:
+            running.kill()
             await within_shield(self._budgets.quiet_seconds, running.wait_empty)
             self._counters = running.counters()
-        except (BudgetSpent, MechanismError):
-            # Of a lost environment nothing can be proven here: its destruction will tell.
+        except MechanismError:
+            # The leaf cannot be asked: its environment's destruction will be the proof.
+            self._failure = SandboxLost("prove the command's tree dead", 0)
+        except BudgetSpent:
             if not isinstance(self._verdict.end, Lost):
-                self._failure = TreeSurvived("the leaf was not proven empty after the kill")
+                self._failure = TreeSurvived("the leaf was not empty in time after the kill")
 
     async def _compare(self) -> None:
         if isinstance(self._verdict.end, Lost):

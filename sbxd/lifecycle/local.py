@@ -20,6 +20,7 @@ from sbxd.lifecycle.environments import (
     ReconcileReport,
 )
 from sbxd.lifecycle.machine import State
+from sbxd.lifecycle.provision import Provisioner
 from sbxd.lifecycle.reconcile import Reconciler
 from sbxd.lifecycle.registry import Registry
 from sbxd.lifecycle.supervisor import Supervisor
@@ -39,12 +40,14 @@ class LocalEnvironments:
     def __init__(
         self,
         registry: Registry,
+        provisioner: Provisioner,
         rules: CommandRules,
         mechanism: Mechanism,
         reconciler: Reconciler,
         known_images: Callable[[], frozenset[str]],
     ) -> None:
         self._registry = registry
+        self._provisioner = provisioner
         self._rules = rules
         self._mechanism = mechanism
         self._reconciler = reconciler
@@ -54,7 +57,7 @@ class LocalEnvironments:
         if self._registry.is_draining:
             raise errors.shutting_down()
         admit(specification, self._rules.settings, self._known_images())
-        return await self._registry.provision(owner, specification)
+        return await self._provisioner.provision(owner, specification)
 
     async def execute(
         self,

@@ -10,34 +10,27 @@ rests on it are one step.
 """
 
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from datetime import timedelta
 
 import trio
 
-from sbxd.audit.events import DestroyReason, EnvironmentProvisioned, SlotOrigin
-from sbxd.audit.sink import AuditUnavailable
+from sbxd.audit.events import DestroyReason
 from sbxd.lifecycle import errors
 from sbxd.lifecycle.budgets import WallClock
 from sbxd.lifecycle.environments import Peer
-from sbxd.lifecycle.journal import EpochTooLow, JournalState, JournalUnwritable, Tenancy
-from sbxd.lifecycle.machine import HANDED_OUT, Event, State
+from sbxd.lifecycle.journal import JournalUnwritable, Tenancy
+from sbxd.lifecycle.machine import HANDED_OUT, State
 from sbxd.lifecycle.ownership import Standing, judge
 from sbxd.lifecycle.reaper import Reaper, Tenure
 from sbxd.lifecycle.reserve import Reserve
-from sbxd.lifecycle.supervisor import Parts, Supervisor, Tenant
-from sbxd.mechanism.protocol import MechanismError, SlotProfile
-from sbxd.port.environment import EnvironmentHandle, EnvironmentSpec
+from sbxd.lifecycle.supervisor import Parts, Supervisor
+from sbxd.mechanism.protocol import SlotProfile
+from sbxd.port.environment import EnvironmentHandle
 from sbxd.port.errors import (
     EscapeCode,
-    ExecutionRejected,
-    ExecutionUnavailable,
-    PortError,
-    RejectedCode,
     SandboxEscapeSuspected,
     StaleLease,
-    UnavailableCode,
 )
 from sbxd.port.ids import EnvironmentId
 from sbxd.settings import ReserveSettings, Settings
@@ -86,7 +79,6 @@ class Registry:
         self._parts = parts
         self._settings = settings
         self._clock = clock
-        self._known_images = known_images
         self._table: dict[EnvironmentId, Supervisor] = {}
         self._superseded: OrderedDict[EnvironmentId, Tenancy] = OrderedDict()
         self._nursery: trio.Nursery | None = None
@@ -101,6 +93,7 @@ class Registry:
             reserve_profile(settings),
             reserve.slots,
             build=self._build_slot,
+            can_build=lambda profile: profile.image_digest in known_images(),
             is_busy=lambda: self._requests > 0,
         )
 
@@ -132,184 +125,18 @@ class Registry:
                 await supervisor.over.wait()
         return len(ended)
 
-    # --- provision ----------------------------------------------------------------------------
-
-    async def provision(self, owner: Peer, specification: EnvironmentSpec) -> EnvironmentHandle:
-        """As `Environments.provision`; the specification has been admitted."""
-        budget_seconds = self._settings.limits.start_budget_seconds
-        self._requests += 1
-        try:
-            with trio.move_on_after(budget_seconds):
-                return await self._provision(owner, specification)
-        finally:
-            self.request_over()
-        raise ExecutionUnavailable(
-            UnavailableCode.START_BUDGET_EXCEEDED,
-            f"the environment was not ready within {budget_seconds} s",
-        )
-
-    async def _provision(self, owner: Peer, specification: EnvironmentSpec) -> EnvironmentHandle:
-        started_at = trio.current_time()
-        tenancy = Tenancy(
-            owner_uid=owner.uid,
-            tenant_id=specification.tenant_id,
-            run_id=specification.run_id,
-            lease_epoch=specification.lease_epoch,
-        )
-        await self._wait_room(owner)
-        profile = SlotProfile(specification.image_digest, specification.limits)
-        tenant = Tenant(tenancy, specification, taken_at=started_at)
-        slot = self.reserve.take(profile)
-        origin = SlotOrigin.COLD if slot is None else SlotOrigin.RESERVE
-        if slot is None:
-            slot = self._new(profile)
-        slot.tenant = tenant
-        slot.ends_at = float("inf")  # the start budget bounds it until it is handed out
-        slot.holders.add(owner.connection_id)
-        try:
-            if origin is SlotOrigin.RESERVE:
-                slot.apply(Event.TAKEN)
-                try:
-                    await self._parts.journal.assign(slot.environment_id, tenancy)
-                except EpochTooLow:
-                    self._return_untouched(slot)
-                    raise
-                self._supersede(slot)
-            else:
-                await self._build_for(slot, tenancy)
-            return await self._hand_out(slot, origin, started_at)
-        except EpochTooLow as problem:
-            raise StaleLease(
-                f"lease_epoch: {tenancy.lease_epoch} is below {problem.seen}, which has been seen "
-                "for this run"
-            ) from None
-        except JournalUnwritable:
-            slot.request_end(DestroyReason.PROVISION_FAILED)
-            raise ExecutionUnavailable(
-                UnavailableCode.SETUP_FAILED, "the creation journal takes no record"
-            ) from None
-        except MechanismError as problem:
-            slot.request_end(DestroyReason.PROVISION_FAILED)
-            raise errors.setup_failed(problem) from None
-        except AuditUnavailable:
-            slot.request_end(DestroyReason.PROVISION_FAILED)
-            raise errors.audit_unavailable() from None
-        except PortError:
-            slot.request_end(DestroyReason.PROVISION_FAILED)
-            raise
-        except BaseException:
-            slot.request_end(DestroyReason.PROVISION_CANCELLED)
-            raise
-
-    async def _wait_room(self, owner: Peer) -> None:
-        """Until there is a place; at once when there is one. Raises CAPACITY when none is being
-        vacated, SHUTTING_DOWN when there will be none."""
-        limits = self._settings.limits
-        while True:
-            if self._is_draining or self._nursery is None:
-                raise errors.shutting_down()
-            occupying = [each for each in self._table.values() if each.is_occupying]
-            own = [each for each in occupying if each.tenancy.owner_uid == owner.uid]
-            if (
-                len(occupying) < limits.environments_max
-                and len(own) < limits.environments_per_peer_max
-            ):
-                return
-            if not any(each.is_ending for each in occupying):
-                raise ExecutionUnavailable(
-                    UnavailableCode.CAPACITY,
-                    f"{len(occupying)} environments are live (at most {limits.environments_max}), "
-                    f"{len(own)} of this peer (at most {limits.environments_per_peer_max})",
-                )
-            self._vacated = trio.Event()
-            await self._vacated.wait()
-
-    async def _build_for(self, slot: Supervisor, tenancy: Tenancy) -> None:
-        """Build an environment for a run that the reserve has nothing for."""
-        await self._begin(slot, tenancy)
-        self._supersede(slot)
-        await slot.prepared.wait()
-        if slot.preparation_failure is not None:
-            raise slot.preparation_failure
-        if not slot.is_ending:
-            slot.apply(Event.TAKEN)
-            await self._parts.journal.note(slot.environment_id, JournalState.LIVE)
-
-    async def _hand_out(
-        self, slot: Supervisor, origin: SlotOrigin, started_at: float
-    ) -> EnvironmentHandle:
-        specification = slot.specification
-        _refuse_if_ending(slot)
-        self._refuse_unenforced(slot)
-        await slot.sandbox.assign(specification.limits)
-        _refuse_if_ending(slot)
-        now, lifetime_seconds = (
-            self._clock.wall(),
-            self._settings.limits.environment_lifetime_seconds,
-        )
-        handle = EnvironmentHandle(
-            environment_id=slot.environment_id,
-            tenant_id=specification.tenant_id,
-            run_id=specification.run_id,
-            lease_epoch=specification.lease_epoch,
-            created_at=now,
-            expires_at=now + timedelta(seconds=lifetime_seconds),
-        )
-        slot.handle = handle
-        slot.ends_at = trio.current_time() + lifetime_seconds
-        await self._parts.audit.emit(
-            EnvironmentProvisioned(
-                **slot.identity(),
-                mechanism=self._parts.mechanism.name,
-                image_digest=specification.image_digest,
-                limits=specification.limits,
-                egress_mode=specification.egress.mode,
-                egress_destinations=tuple(
-                    f"{each.host}:{','.join(str(port) for port in each.ports)}"
-                    for each in specification.egress.destinations
-                ),
-                origin=origin,
-                duration_ms=round((trio.current_time() - started_at) * 1000),
-                expires_at=handle.expires_at,
-                owner_uid=slot.tenancy.owner_uid,
-                unenforced_limits=slot.sandbox.unenforced_limits,
-            )
-        )
-        _refuse_if_ending(slot)
-        slot.apply(Event.ASSIGNED)
-        self.reaper.wake()
-        return handle
-
-    def _refuse_unenforced(self, slot: Supervisor) -> None:
-        allowed = self._settings.limits.allow_unenforced_limits
-        missing = [name for name in slot.sandbox.unenforced_limits if name not in allowed]
-        if missing:
-            raise ExecutionRejected(
-                RejectedCode.LIMIT_NOT_ENFORCEABLE,
-                f"limits: this host cannot enforce {', '.join(missing)} (`sbxctl doctor` says "
-                "why), and limits.allow_unenforced_limits does not list it",
-                field="limits",
-            )
-
-    def _supersede(self, newer: Supervisor) -> None:
-        """A run's new epoch ends what the run has under lower ones."""
-        for other in self._table.values():
-            if other is newer or other.tenant is None or other.is_ending:
-                continue
-            if other.tenancy.is_of_same_run(newer.tenancy) and (
-                other.tenancy.lease_epoch < newer.tenancy.lease_epoch
-            ):
-                self._superseded[other.environment_id] = other.tenancy
-                other.request_end(DestroyReason.SUPERSEDED)
-        while len(self._superseded) > SUPERSEDED_KEPT:
-            self._superseded.popitem(last=False)
-
-    def _return_untouched(self, slot: Supervisor) -> None:
-        if slot.state is State.ASSIGNING:
-            slot.apply(Event.RETURNED)
-            slot.tenant = None
-            slot.holders.clear()
-            self.reserve.give_back(slot)
+    async def abandon(self, *, within_seconds: float) -> int:
+        """The mechanism is gone: take nothing new, tell every caller that its environment is
+        lost, and return how many there were. Cancel `run` next; the next start removes the rest.
+        """
+        self._is_draining = True
+        ended = [each for each in self._table.values() if each.state in HANDED_OUT]
+        for supervisor in list(self._table.values()):
+            supervisor.abandon()
+        with trio.move_on_after(within_seconds):
+            while self._requests > 0:
+                await self.wait_vacated()
+        return len(ended)
 
     # --- the table ----------------------------------------------------------------------------
 
@@ -401,21 +228,39 @@ class Registry:
         self._requests -= 1
         if self._requests == 0:
             self.reserve.pause_over()
+            self._vacate()
 
     @property
     def is_draining(self) -> bool:
-        return self._is_draining
+        """Nothing new is taken: it has not begun to run, or is being shut down."""
+        return self._is_draining or self._nursery is None
+
+    @property
+    def supervisors(self) -> Collection[Supervisor]:
+        """Everything in the table, oldest first."""
+        return self._table.values()
+
+    async def wait_vacated(self) -> None:
+        """Until an environment has left the table or its place, or no request is served."""
+        await self._vacated.wait()
+
+    def remember_superseded(self, supervisor: Supervisor) -> None:
+        """Its handle is to be told StaleLease from now on."""
+        self._superseded[supervisor.environment_id] = supervisor.tenancy
+        while len(self._superseded) > SUPERSEDED_KEPT:
+            self._superseded.popitem(last=False)
 
     # --- supervisors --------------------------------------------------------------------------
 
-    def _new(self, profile: SlotProfile) -> Supervisor:
+    def new(self, profile: SlotProfile) -> Supervisor:
+        """A supervisor in the table, of which nothing exists yet. `begin` it."""
         supervisor = Supervisor(
             self._parts, self._clock.new_id(), profile, created_at=trio.current_time()
         )
         self._table[supervisor.environment_id] = supervisor
         return supervisor
 
-    async def _begin(self, supervisor: Supervisor, tenancy: Tenancy | None) -> None:
+    async def begin(self, supervisor: Supervisor, tenancy: Tenancy | None) -> None:
         """Journal the intent, then start the supervisor. Raises EpochTooLow, JournalUnwritable."""
         try:
             await self._parts.journal.intend(supervisor.environment_id, tenancy)
@@ -439,16 +284,18 @@ class Registry:
         self._vacate()
 
     def _vacate(self) -> None:
+        """Wake everybody who waits for a place, each of whom looks again."""
         self._vacated.set()
+        self._vacated = trio.Event()
         self.reserve.wake()
 
     async def _build_slot(self, profile: SlotProfile) -> Supervisor | None:
-        if self._is_draining or profile.image_digest not in self._known_images():
+        if self._is_draining:
             return None
-        slot = self._new(profile)
+        slot = self.new(profile)
         slot.ends_at = trio.current_time() + self._settings.reserve.age_max_seconds
         try:
-            await self._begin(slot, None)
+            await self.begin(slot, None)
         except JournalUnwritable:
             return None
         self.reaper.wake()
@@ -463,16 +310,3 @@ class Registry:
 
     def _end(self, environment_id: EnvironmentId, reason: DestroyReason) -> None:
         self._table[environment_id].request_end(reason)
-
-
-def _refuse_if_ending(slot: Supervisor) -> None:
-    """Between two steps of a hand-out, the environment may have been ended."""
-    match slot.end_reason:
-        case None:
-            return
-        case DestroyReason.SUPERSEDED:
-            raise StaleLease("lease_epoch: a higher epoch of this run was provisioned meanwhile")
-        case DestroyReason.SERVICE_SHUTDOWN:
-            raise errors.shutting_down()
-        case _:
-            raise errors.lost()

@@ -34,8 +34,9 @@ def fits(profile: SlotProfile, wanted: SlotProfile) -> bool:
 class Reserve:
     """Keeps `target` slots ready.
 
-    build: starts a new supervisor for the profile, its intent journaled; None when that is not
-    possible now (unknown image, journal). is_busy: whether a request is being served.
+    build: starts a new supervisor for the profile, its intent journaled; None when the journal
+    does not take it. can_build: whether the image is there. is_busy: whether a request is being
+    served.
     """
 
     def __init__(
@@ -43,11 +44,13 @@ class Reserve:
         profile: SlotProfile | None,
         target: int,
         *,
-        build: "Callable[[SlotProfile], Awaitable[Supervisor | None]]",
+        build: Callable[[SlotProfile], Awaitable[Supervisor | None]],
+        can_build: Callable[[SlotProfile], bool],
         is_busy: Callable[[], bool],
     ) -> None:
         self._profile = profile
         self._build = build
+        self._can_build = can_build
         self._is_busy = is_busy
         self._slots: deque[Supervisor] = deque()
         self._changed = trio.Event()
@@ -90,6 +93,9 @@ class Reserve:
             self._slots = deque(slot for slot in self._slots if slot.state is State.READY)
             if self._profile is None or len(self._slots) >= self.target:
                 await self._changed.wait()
+                continue
+            if not self._can_build(self._profile):
+                await trio.sleep(RETRY_SECONDS_MIN)
                 continue
             await self._wait_pause()
             slot = await self._build(self._profile)

@@ -106,6 +106,7 @@ class Supervisor:
         self._end_requested = trio.Event()
         self._escape: Escape | None = None
         self._lost_part: LostPart | None = None
+        self._is_abandoned = False
 
     @property
     def sandbox(self) -> Sandbox:
@@ -147,9 +148,21 @@ class Supervisor:
         if self.execution is not None:
             self.execution.end_with_environment(_command_end(reason))
         # Otherwise the command's leaf dies first, so that its last words and its changes are kept.
-        if self._sandbox is not None and (self.execution is None or reason in _AT_ONCE):
-            self._sandbox.kill()
+        if self.execution is None or reason in _AT_ONCE:
+            self._kill()
         self._end_requested.set()
+
+    def abandon(self) -> None:
+        """The mechanism is gone, so nothing can be proven any more in this run of the daemon.
+
+        Everything is killed as far as that goes, callers are told, and nothing is quarantined:
+        the journal's intent stands and the next start resolves it. Never blocks.
+        """
+        self._is_abandoned = True
+        self.request_end(DestroyReason.ENVIRONMENT_LOST)
+        if self.execution is not None:
+            self.execution.end_with_environment(Lost())
+        self._kill()
 
     def suspect_escape(self, code: EscapeCode, detail: str) -> None:
         """End the environment because an invariant of the isolation was violated."""
@@ -189,7 +202,13 @@ class Supervisor:
             await self._conclude(problem)
             self.over.set()
         finally:
-            if self._sandbox is not None and not self.over.is_set():
+            if not self.over.is_set():
+                self._kill()
+
+    def _kill(self) -> None:
+        """Kill everything in it. What the kill does not reach, the destruction's proof finds."""
+        if self._sandbox is not None:
+            with suppress(MechanismError):
                 self._sandbox.kill()
 
     async def _prepare(self) -> None:
@@ -241,8 +260,7 @@ class Supervisor:
             budgets = self._parts.budgets
             with trio.move_on_after(budgets.quiet_seconds + budgets.settle_seconds):
                 await execution.settled.wait()
-        if self._sandbox is not None:
-            self._sandbox.kill()
+        self._kill()
 
     async def _destroy(self) -> MechanismError | None:
         """Destroy until it is proven. Returns the last failure when it was never."""
@@ -255,6 +273,8 @@ class Supervisor:
                 return None
             self.apply(Event.DESTROY_FAILED)
             self.first_attempt_over.set()
+            if self._is_abandoned:
+                await trio.sleep_forever()
             await self._emit_surely(
                 EnvironmentDestroyFailed(
                     environment_id=self.environment_id,

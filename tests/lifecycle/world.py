@@ -17,6 +17,7 @@ from sbxd.lifecycle.commands import CommandRules
 from sbxd.lifecycle.environments import OutputSink, Peer, PeerRole
 from sbxd.lifecycle.journal import Journal, JournalStore
 from sbxd.lifecycle.local import LocalEnvironments
+from sbxd.lifecycle.provision import Provisioner
 from sbxd.lifecycle.reconcile import Reconciler
 from sbxd.lifecycle.registry import Clock, Registry, back_stop_seconds
 from sbxd.lifecycle.supervisor import Parts
@@ -160,7 +161,14 @@ async def open_world(
     registry = Registry(parts, settings, clock, known_images)
     reconciler = Reconciler(mechanism, journal, sink, budgets)
     rules = CommandRules(settings=settings, budgets=budgets, audit=sink)
-    environments = LocalEnvironments(registry, rules, mechanism, reconciler, known_images)
+    environments = LocalEnvironments(
+        registry,
+        Provisioner(registry, parts, settings, clock),
+        rules,
+        mechanism,
+        reconciler,
+        known_images,
+    )
     try:
         async with trio.open_nursery() as nursery:
             await nursery.start(registry.run)

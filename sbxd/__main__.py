@@ -1,0 +1,69 @@
+"""`sbxd`: the daemon. Reads its configuration and what the service manager passed, then serves.
+
+Exit status: 0 stopped as asked, 1 could not go on, 2 the configuration was refused.
+"""
+
+import argparse
+import logging
+import os
+import sys
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+
+import trio
+
+from sbxd import daemon
+from sbxd.config import ConfigError, load
+from sbxd.notify import Notifier, passed_sockets, watchdog_seconds
+
+CREDENTIAL_NAME = "service-credential"
+CREDENTIAL_BYTES_MAX = 1024
+
+
+def main() -> int:
+    """Run the daemon; returns its exit status."""
+    parser = argparse.ArgumentParser(prog="sbxd", description=__doc__.split("\n", maxsplit=1)[0])
+    parser.add_argument(
+        "--config",
+        type=Path,
+        default=Path("/etc/sbxd/config.toml"),
+        metavar="FILE",
+        help="the configuration (default: %(default)s)",
+    )
+    arguments = parser.parse_args()
+    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
+    log = logging.getLogger("sbxd")
+    try:
+        settings = load(arguments.config)
+    except ConfigError as problem:
+        log.error("refusing to start: %s: %s", arguments.config, problem)
+        return daemon.ExitStatus.REFUSED
+    try:
+        given = daemon.Given(
+            passed=passed_sockets(os.environ),
+            credential=read_credential(os.environ),
+            watchdog_seconds=watchdog_seconds(os.environ),
+            notifier=Notifier(os.environ.get("NOTIFY_SOCKET")),
+        )
+    except OSError as problem:
+        log.error("unable to go on: the service credential cannot be read: %s", problem.strerror)
+        return daemon.ExitStatus.FAILED
+    return trio.run(partial(daemon.run, settings, given, log))
+
+
+def read_credential(environ: Mapping[str, str]) -> bytes | None:
+    """The credential that the service manager loaded (LoadCredential=); None without one, or
+    when the file is empty. White space around it is not part of it."""
+    directory = environ.get("CREDENTIALS_DIRECTORY")
+    if directory is None:
+        return None
+    try:
+        with (Path(directory) / CREDENTIAL_NAME).open("rb") as file:
+            return file.read(CREDENTIAL_BYTES_MAX).strip() or None
+    except FileNotFoundError:
+        return None
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,432 @@
+"""The composition root: the only place where the daemon's parts meet.
+
+Order of the start: configuration judged (every refusal at once), audit, launcher, journal,
+reconciliation of what an earlier run left, images, environments, doors, READY. Nothing accepts a
+connection before what is left of earlier environments is destroyed or quarantined.
+
+Order of the end: no new connection, every environment ended with SERVICE_SHUTDOWN, answers
+delivered, all bounded. When the launcher is gone nothing can be built or proven: callers are told
+ENVIRONMENT_LOST and the daemon exits 1, so that the service manager starts both anew and the next
+start reconciles. Deliberately absent: a daemon that goes on without its launcher.
+"""
+
+import logging
+import secrets
+import signal
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from enum import IntEnum
+from functools import partial
+from importlib.metadata import version as package_version
+from pathlib import Path
+
+import trio
+
+from sbxd.audit.events import (
+    DestroyReason,
+    ImageAliasResolved,
+    ImageAliasUnresolved,
+    LimitUnenforced,
+    ServiceStarted,
+    ServiceStopped,
+    StartupRefused,
+    StopReason,
+)
+from sbxd.audit.journald import JournaldSink
+from sbxd.audit.sink import AuditSink, AuditUnavailable
+from sbxd.config import CredentialState, StartupRefusal, resolve_aliases, startup_refusals
+from sbxd.doors import DoorUnavailable, open_doors
+from sbxd.fake.engine import FakeEngine
+from sbxd.fake.script import Outcome, Script
+from sbxd.fake.service import FakeEnvironments
+from sbxd.lifecycle.budgets import Budgets
+from sbxd.lifecycle.commands import CommandRules
+from sbxd.lifecycle.environments import Environments
+from sbxd.lifecycle.journal import (
+    Journal,
+    JournalStore,
+    JournalUnreadable,
+    JournalUnwritable,
+    OneThread,
+)
+from sbxd.lifecycle.local import LocalEnvironments
+from sbxd.lifecycle.provision import Provisioner
+from sbxd.lifecycle.reconcile import Reconciler
+from sbxd.lifecycle.registry import Clock, Registry, back_stop_seconds
+from sbxd.lifecycle.supervisor import Parts
+from sbxd.mechanism.protocol import Mechanism, MechanismError
+from sbxd.notify import Notifier
+from sbxd.port.ids import EnvironmentId
+from sbxd.service.dispatch import Dispatch
+from sbxd.service.images import ImageStore, Unpacker
+from sbxd.service.listener import Service
+from sbxd.service.session import SessionContext
+from sbxd.settings import SandboxMechanism, Settings
+
+# What this build can run; the others are refused at start, by name.
+BUILT = (SandboxMechanism.NAMESPACES, SandboxMechanism.FAKE)
+FILE_THREADS = 4
+FAREWELL_SECONDS = 5.0
+
+
+class ExitStatus(IntEnum):
+    """0: stopped as asked. 1: could not go on. 2: refused to start with this configuration."""
+
+    STOPPED = 0
+    FAILED = 1
+    REFUSED = 2
+
+
+@dataclass(frozen=True)
+class Given:
+    """What the service manager gave to this process.
+
+    passed: listening sockets by name. credential: the service credential. watchdog_seconds: the
+    interval within which it wants a sign of life.
+    """
+
+    passed: dict[str, int]
+    credential: bytes | None
+    watchdog_seconds: float | None
+    notifier: Notifier
+
+
+class CannotStart(Exception):
+    """Something that the daemon needs is not there. The text says what, and what to do."""
+
+
+_UNABLE = (
+    CannotStart,
+    DoorUnavailable,
+    AuditUnavailable,
+    JournalUnreadable,
+    JournalUnwritable,
+    MechanismError,
+    OSError,
+)
+
+
+async def run(settings: Settings, given: Given, log: logging.Logger) -> ExitStatus:
+    """Judge the configuration, start, serve until told to stop or unable to go on."""
+    audit = JournaldSink(settings.journal_socket)
+    status = ExitStatus.FAILED
+    try:
+        refusals = startup_refusals(
+            settings,
+            credential=CredentialState.PRESENT if given.credential else CredentialState.ABSENT,
+            available_mechanisms=BUILT,
+        )
+        if refusals:
+            await _report_refusals(refusals, audit, log)
+            return ExitStatus.REFUSED
+        serve = _serve_fake if settings.sandbox is SandboxMechanism.FAKE else _serve_namespaces
+        status = await serve(settings, given, audit, log)
+    except* _UNABLE as group:
+        for problem in _leaves(group):
+            log.error("unable to go on: %s", problem)
+    finally:
+        audit.close()
+    return status
+
+
+def _leaves(group: BaseExceptionGroup) -> Iterator[BaseException]:
+    for problem in group.exceptions:
+        if isinstance(problem, BaseExceptionGroup):
+            yield from _leaves(problem)
+        else:
+            yield problem
+
+
+async def _report_refusals(
+    refusals: Sequence[StartupRefusal], audit: AuditSink, log: logging.Logger
+) -> None:
+    for refusal in refusals:
+        log.error("refusing to start: %s", refusal)
+    named = tuple(f"{key}={value}" for refusal in refusals for key, value in refusal.settings)
+    try:
+        await audit.emit(StartupRefused(settings=named))
+    except AuditUnavailable as problem:
+        log.error("the refusal could not be recorded: %s", problem)
+
+
+# --- the mechanisms ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Assembled:
+    """A lifecycle and an image store that are ready for the doors.
+
+    end: ends every environment for this reason and returns how many there were. lost: returns
+    when the mechanism is gone.
+    """
+
+    environments: Environments
+    images: ImageStore
+    mechanism_name: str
+    boot_id: str
+    end: Callable[[StopReason], Awaitable[int]]
+    lost: Callable[[], Awaitable[None]]
+
+
+async def _serve_namespaces(
+    settings: Settings, given: Given, audit: AuditSink, log: logging.Logger
+) -> ExitStatus:
+    # Only the mechanism that was chosen is loaded.
+    from sbxd.mechanism.namespaces import open_namespaces
+
+    try:
+        async with (
+            open_namespaces(settings.launcher_socket) as mechanism,
+            _assemble(settings, mechanism, audit, log) as assembled,
+        ):
+            return await _serve(settings, given, assembled, audit, log)
+    except OSError as problem:
+        raise CannotStart(
+            f"the launcher does not answer at launcher_socket ({problem.strerror}): is "
+            "sbxd-launcher.socket started?"
+        ) from None
+
+
+@asynccontextmanager
+async def _assemble(
+    settings: Settings, mechanism: Mechanism, audit: AuditSink, log: logging.Logger
+) -> AsyncIterator[Assembled]:
+    budgets = Budgets()
+    boot_id = (await mechanism.inventory()).boot_id
+    one_thread = OneThread()
+    directory = Path(settings.state_directory) / "journal"
+    store = await one_thread(partial(JournalStore, directory, boot_id, time.time))
+    journal = Journal(store, one_thread)
+    try:
+        reconciler = Reconciler(mechanism, journal, audit, budgets)
+        report = await reconciler.run(frozenset)
+        if report.destroyed or report.quarantined:
+            log.info(
+                "of an earlier run: %d removed, %d quarantined",
+                len(report.destroyed),
+                len(report.quarantined),
+            )
+        parts = Parts(
+            mechanism=mechanism,
+            journal=journal,
+            audit=audit,
+            budgets=budgets,
+            back_stop_seconds=back_stop_seconds(settings),
+        )
+        clock = Clock(wall=_utc_now, new_id=_new_environment_id)
+        registry = Registry(parts, settings, clock, lambda: images.known())
+        images = _image_store(settings, mechanism, lambda: registry.images_in_use())
+        await _open_images(settings, images, audit, log)
+        environments = LocalEnvironments(
+            registry,
+            Provisioner(registry, parts, settings, clock),
+            CommandRules(settings=settings, budgets=budgets, audit=audit),
+            mechanism,
+            reconciler,
+            images.known,
+        )
+
+        async def end(reason: StopReason) -> int:
+            if reason is StopReason.LAUNCHER_LOST:
+                return await registry.abandon(within_seconds=FAREWELL_SECONDS)
+            return await registry.shut_down(DestroyReason.SERVICE_SHUTDOWN)
+
+        async with trio.open_nursery() as nursery:
+            await nursery.start(registry.run)
+            yield Assembled(environments, images, mechanism.name, boot_id, end, mechanism.wait_lost)
+            nursery.cancel_scope.cancel()
+    finally:
+        store.close()
+
+
+class _NothingToUnpack:
+    """The image store's mechanism where nothing is executed."""
+
+    async def unpack_image(self, image_digest: str) -> None:
+        await trio.lowlevel.checkpoint()
+
+    async def drop_image(self, image_digest: str) -> None:
+        await trio.lowlevel.checkpoint()
+
+
+async def _serve_fake(
+    settings: Settings, given: Given, audit: AuditSink, log: logging.Logger
+) -> ExitStatus:
+    """Every command succeeds at once and does nothing: for trying the protocol out."""
+    async with trio.open_nursery() as nursery:
+        images = _image_store(settings, _NothingToUnpack(), lambda: environments.images_in_use())
+        engine = FakeEngine(
+            Script(otherwise=Outcome()), settings=settings, known_digests=_Known(images.known)
+        )
+        environments = FakeEnvironments(
+            engine, nursery, grace_seconds=settings.service.orphan_grace_seconds
+        )
+        await _open_images(settings, images, audit, log)
+
+        async def end(reason: StopReason) -> int:
+            await trio.lowlevel.checkpoint()
+            return len(engine.records())
+
+        assembled = Assembled(environments, images, "fake", "none", end, trio.sleep_forever)
+        status = await _serve(settings, given, assembled, audit, log)
+        nursery.cancel_scope.cancel()
+        return status
+
+
+@dataclass(frozen=True)
+class _Known:
+    """The image store's digests, as a container that is always current."""
+
+    known: Callable[[], frozenset[str]]
+
+    def __contains__(self, digest: object) -> bool:
+        return digest in self.known()
+
+
+# --- images -----------------------------------------------------------------------------------
+
+
+def _image_store(
+    settings: Settings,
+    unpacker: Unpacker,
+    in_use: Callable[[], Mapping[str, int]],
+) -> ImageStore:
+    return ImageStore(
+        Path(settings.state_directory) / "images",
+        unpacker,
+        aliases=dict(settings.images.aliases),
+        in_use=lambda digest: in_use().get(digest, 0),
+        limiter=trio.CapacityLimiter(FILE_THREADS),
+    )
+
+
+async def _open_images(
+    settings: Settings, images: ImageStore, audit: AuditSink, log: logging.Logger
+) -> None:
+    for problem in await images.open():
+        log.warning("%s", problem)
+    resolution = resolve_aliases(settings.images, images.known())
+    for alias, digest in resolution.resolved.items():
+        await audit.emit(ImageAliasResolved(alias=alias, image_digest=digest))
+    for alias, digest in resolution.missing.items():
+        await audit.emit(ImageAliasUnresolved(alias=alias, image_digest=digest))
+
+
+# --- serving ----------------------------------------------------------------------------------
+
+
+async def _serve(
+    settings: Settings,
+    given: Given,
+    assembled: Assembled,
+    audit: AuditSink,
+    log: logging.Logger,
+) -> ExitStatus:
+    version = package_version("sbxd")
+    context = SessionContext(
+        settings=settings,
+        dispatch=Dispatch(
+            environments=assembled.environments,
+            images=assembled.images,
+            settings=settings,
+            audit=audit,
+            log=log,
+            version=version,
+        ),
+        environments=assembled.environments,
+        credential=given.credential,
+        log=log,
+        shutdown=trio.Event(),
+        server_name=f"sbxd/{version}",
+        mechanism=assembled.mechanism_name,
+    )
+    service = Service(context, audit, log)
+    doors = open_doors(given.passed, Path(settings.runtime_directory))
+    served = trio.Event()
+
+    async def serve_doors(task_status: trio.TaskStatus[None]) -> None:
+        await service.serve(doors, task_status=task_status)
+        served.set()
+
+    with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+        async with trio.open_nursery() as nursery:
+            await nursery.start(serve_doors)
+            await _announce(settings, assembled, version, audit)
+            nursery.start_soon(_watchdog, given)
+            given.notifier.tell("READY=1", "STATUS=serving")
+            log.info("serving: sandbox = %s, version %s", assembled.mechanism_name, version)
+            reason = await _wait_reason(signals, assembled)
+            given.notifier.tell("STOPPING=1", f"STATUS=stopping: {reason.value}")
+            log.info("stopping: %s", reason.value)
+            service.shut_down()
+            ended = await assembled.end(reason)
+            with trio.move_on_after(FAREWELL_SECONDS):
+                await served.wait()
+            nursery.cancel_scope.cancel()
+    try:
+        await audit.emit(ServiceStopped(reason=reason, environments_ended=ended))
+    except AuditUnavailable as problem:
+        log.error("ignoring: the stop could not be recorded: %s", problem)
+    return ExitStatus.STOPPED if reason is StopReason.SIGNALLED else ExitStatus.FAILED
+
+
+async def _announce(
+    settings: Settings, assembled: Assembled, version: str, audit: AuditSink
+) -> None:
+    """Record what is being served, and what this host does not enforce."""
+    posture = (await assembled.environments.describe()).posture
+    await audit.emit(
+        ServiceStarted(
+            version=version,
+            mechanism=assembled.mechanism_name,
+            deployment_mode=settings.deployment_mode.value,
+            auth_mode=settings.auth_mode.value,
+            boot_id=assembled.boot_id,
+            posture=tuple(f"{item.name}={item.state}" for item in posture),
+        )
+    )
+    states = {item.name.removeprefix("cgroup."): item.state for item in posture}
+    for limit in settings.limits.allow_unenforced_limits:
+        if states.get(limit, "ok") != "ok":
+            await audit.emit(LimitUnenforced(limit=limit))
+
+
+async def _wait_reason(signals: AsyncIterator[int], assembled: Assembled) -> StopReason:
+    """Until there is a reason to stop. The first stands."""
+    reasons: list[StopReason] = []
+    async with trio.open_nursery() as nursery:
+
+        async def wait_signal() -> None:
+            async for _number in signals:
+                break
+            reasons.append(StopReason.SIGNALLED)
+            nursery.cancel_scope.cancel()
+
+        async def wait_lost() -> None:
+            await assembled.lost()
+            reasons.append(StopReason.LAUNCHER_LOST)
+            nursery.cancel_scope.cancel()
+
+        nursery.start_soon(wait_signal)
+        nursery.start_soon(wait_lost)
+    return reasons[0]
+
+
+async def _watchdog(given: Given) -> None:
+    """Show the service manager that the event loop turns, three times per interval."""
+    if given.watchdog_seconds is None:
+        return
+    while True:
+        given.notifier.tell("WATCHDOG=1")
+        await trio.sleep(given.watchdog_seconds / 3)
+
+
+def _utc_now() -> datetime:
+    return datetime.now(UTC)
+
+
+def _new_environment_id() -> EnvironmentId:
+    return EnvironmentId(secrets.token_hex(16))

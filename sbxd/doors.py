@@ -1,0 +1,91 @@
+"""The listening sockets: those that systemd passed, or, without it, our own in the runtime folder.
+
+Invariant: a path that another live process listens on is never taken over; what a dead one left
+is replaced. Our own worker socket is for our group, our own admin socket for our uid alone.
+"""
+
+import errno
+import os
+import socket
+import stat
+from collections.abc import Mapping
+from pathlib import Path
+
+import trio
+
+from sbxd.audit.events import Door
+from sbxd.service.listener import DoorListener
+
+BACKLOG = 128
+_MODES = {Door.WORKER: 0o660, Door.ADMIN: 0o600}
+
+
+class DoorUnavailable(Exception):
+    """A listening socket cannot be had. The text says which and why."""
+
+
+def open_doors(passed: Mapping[str, int], runtime_directory: Path) -> list[DoorListener]:
+    """Both doors. Takes over the passed descriptors that are named after a door.
+
+    passed: descriptors of listening Unix stream sockets by name ("worker", "admin").
+    runtime_directory: where `<door>.sock` is made for a door that was not passed.
+    """
+    doors: list[DoorListener] = []
+    for door in Door:
+        if door.value in passed:
+            listening = _passed(door, passed[door.value])
+        else:
+            listening = _bound(door, runtime_directory / f"{door.value}.sock")
+        listener = trio.SocketListener(trio.socket.from_stdlib_socket(listening))
+        doors.append(DoorListener(door=door, listener=listener))
+    return doors
+
+
+def _passed(door: Door, descriptor: int) -> socket.socket:
+    try:
+        os.set_inheritable(descriptor, False)
+        listening = socket.socket(fileno=descriptor)
+        is_listening = listening.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+    except OSError as problem:
+        raise DoorUnavailable(f"the {door} socket that was passed: {problem.strerror}") from None
+    if listening.family != socket.AF_UNIX or listening.type != socket.SOCK_STREAM:
+        raise DoorUnavailable(f"the {door} socket that was passed is no Unix stream socket")
+    if not is_listening:
+        raise DoorUnavailable(f"the {door} socket that was passed does not listen")
+    listening.setblocking(False)
+    return listening
+
+
+def _bound(door: Door, path: Path) -> socket.socket:
+    listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+    try:
+        _remove_stale(door, path)
+        # Nobody can connect before the mode is right: it does not listen yet.
+        listening.bind(str(path))
+        path.chmod(_MODES[door])
+        listening.listen(BACKLOG)
+        listening.setblocking(False)
+    except OSError as problem:
+        listening.close()
+        raise DoorUnavailable(
+            f"the {door} socket cannot be made in runtime_directory: {problem.strerror}"
+        ) from None
+    except DoorUnavailable:
+        listening.close()
+        raise
+    return listening
+
+
+def _remove_stale(door: Door, path: Path) -> None:
+    """Remove a socket on which nobody listens. Raises DoorUnavailable for whatever else."""
+    try:
+        is_socket = stat.S_ISSOCK(path.lstat().st_mode)
+    except FileNotFoundError:
+        return
+    if is_socket:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as probe:
+            probe.setblocking(False)
+            if probe.connect_ex(str(path)) == errno.ECONNREFUSED:
+                path.unlink(missing_ok=True)
+                return
+    raise DoorUnavailable(f"the {door} socket's place in runtime_directory is taken")

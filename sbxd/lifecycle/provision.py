@@ -1,0 +1,230 @@
+"""From a specification to an environment that a run has: room, slot, lease, limits, audit.
+
+Invariants: the intent is durable before anything is built; the run's lower epochs are ended once
+the new one is claimed, before it is handed out; between any two steps the environment may have
+been ended by someone else, and then it is not handed out; whatever fails or is cancelled is ended
+in the background, so that no caller waits for it.
+"""
+
+from datetime import timedelta
+
+import trio
+
+from sbxd.audit.events import DestroyReason, EnvironmentProvisioned, SlotOrigin
+from sbxd.audit.sink import AuditUnavailable
+from sbxd.lifecycle import errors
+from sbxd.lifecycle.environments import Peer
+from sbxd.lifecycle.journal import EpochTooLow, JournalState, JournalUnwritable, Tenancy
+from sbxd.lifecycle.machine import Event, State
+from sbxd.lifecycle.registry import Clock, Registry
+from sbxd.lifecycle.supervisor import Parts, Supervisor, Tenant
+from sbxd.mechanism.protocol import MechanismError, SlotProfile
+from sbxd.port.environment import EnvironmentHandle, EnvironmentSpec
+from sbxd.port.errors import (
+    ExecutionRejected,
+    ExecutionUnavailable,
+    PortError,
+    RejectedCode,
+    StaleLease,
+    UnavailableCode,
+)
+from sbxd.settings import Settings
+
+
+class Provisioner:
+    """Hands environments out of the registry's table and reserve."""
+
+    def __init__(self, registry: Registry, parts: Parts, settings: Settings, clock: Clock) -> None:
+        self._registry = registry
+        self._parts = parts
+        self._settings = settings
+        self._clock = clock
+
+    async def provision(self, owner: Peer, specification: EnvironmentSpec) -> EnvironmentHandle:
+        """As `Environments.provision`; the specification has been admitted."""
+        budget_seconds = self._settings.limits.start_budget_seconds
+        self._registry.request_begun()
+        try:
+            with trio.move_on_after(budget_seconds):
+                return await self._provision(owner, specification)
+        finally:
+            self._registry.request_over()
+        raise ExecutionUnavailable(
+            UnavailableCode.START_BUDGET_EXCEEDED,
+            f"the environment was not ready within {budget_seconds} s",
+        )
+
+    async def _provision(self, owner: Peer, specification: EnvironmentSpec) -> EnvironmentHandle:
+        started_at = trio.current_time()
+        tenancy = Tenancy(
+            owner_uid=owner.uid,
+            tenant_id=specification.tenant_id,
+            run_id=specification.run_id,
+            lease_epoch=specification.lease_epoch,
+        )
+        await self._wait_room(owner)
+        profile = SlotProfile(specification.image_digest, specification.limits)
+        tenant = Tenant(tenancy, specification, taken_at=started_at)
+        slot = self._registry.reserve.take(profile)
+        origin = SlotOrigin.COLD if slot is None else SlotOrigin.RESERVE
+        if slot is None:
+            slot = self._registry.new(profile)
+        age_ends_at = slot.ends_at
+        slot.tenant = tenant
+        slot.ends_at = float("inf")  # the start budget bounds it until it is handed out
+        slot.holders.add(owner.connection_id)
+        try:
+            if origin is SlotOrigin.RESERVE:
+                slot.apply(Event.TAKEN)
+                try:
+                    await self._parts.journal.assign(slot.environment_id, tenancy)
+                except EpochTooLow:
+                    self._return_untouched(slot, age_ends_at)
+                    raise
+                self._supersede(slot)
+            else:
+                await self._build_for(slot, tenancy)
+            return await self._hand_out(slot, origin, started_at)
+        except EpochTooLow as problem:
+            raise StaleLease(
+                f"lease_epoch: {tenancy.lease_epoch} is below {problem.seen}, which has been seen "
+                "for this run"
+            ) from None
+        except JournalUnwritable:
+            slot.request_end(DestroyReason.PROVISION_FAILED)
+            raise ExecutionUnavailable(
+                UnavailableCode.SETUP_FAILED, "the creation journal takes no record"
+            ) from None
+        except MechanismError as problem:
+            slot.request_end(DestroyReason.PROVISION_FAILED)
+            raise errors.setup_failed(problem) from None
+        except AuditUnavailable:
+            slot.request_end(DestroyReason.PROVISION_FAILED)
+            raise errors.audit_unavailable() from None
+        except PortError:
+            slot.request_end(DestroyReason.PROVISION_FAILED)
+            raise
+        except BaseException:
+            slot.request_end(DestroyReason.PROVISION_CANCELLED)
+            raise
+
+    async def _wait_room(self, owner: Peer) -> None:
+        """Until there is a place; at once when there is one. Raises CAPACITY when none is being
+        vacated, SHUTTING_DOWN when there will be none."""
+        limits = self._settings.limits
+        while True:
+            if self._registry.is_draining:
+                raise errors.shutting_down()
+            occupying = [each for each in self._registry.supervisors if each.is_occupying]
+            own = [each for each in occupying if each.tenancy.owner_uid == owner.uid]
+            if (
+                len(occupying) < limits.environments_max
+                and len(own) < limits.environments_per_peer_max
+            ):
+                return
+            if not any(each.is_ending for each in occupying):
+                raise ExecutionUnavailable(
+                    UnavailableCode.CAPACITY,
+                    f"{len(occupying)} environments are live (at most {limits.environments_max}), "
+                    f"{len(own)} of this peer (at most {limits.environments_per_peer_max})",
+                )
+            await self._registry.wait_vacated()
+
+    async def _build_for(self, slot: Supervisor, tenancy: Tenancy) -> None:
+        """Build an environment for a run that the reserve has nothing for."""
+        await self._registry.begin(slot, tenancy)
+        self._supersede(slot)
+        await slot.prepared.wait()
+        if slot.preparation_failure is not None:
+            raise slot.preparation_failure
+        if not slot.is_ending:
+            slot.apply(Event.TAKEN)
+            await self._parts.journal.note(slot.environment_id, JournalState.LIVE)
+
+    async def _hand_out(
+        self, slot: Supervisor, origin: SlotOrigin, started_at: float
+    ) -> EnvironmentHandle:
+        specification = slot.specification
+        _refuse_if_ending(slot)
+        self._refuse_unenforced(slot)
+        await slot.sandbox.assign(specification.limits)
+        _refuse_if_ending(slot)
+        now, lifetime_seconds = (
+            self._clock.wall(),
+            self._settings.limits.environment_lifetime_seconds,
+        )
+        handle = EnvironmentHandle(
+            environment_id=slot.environment_id,
+            tenant_id=specification.tenant_id,
+            run_id=specification.run_id,
+            lease_epoch=specification.lease_epoch,
+            created_at=now,
+            expires_at=now + timedelta(seconds=lifetime_seconds),
+        )
+        slot.handle = handle
+        slot.ends_at = trio.current_time() + lifetime_seconds
+        await self._parts.audit.emit(
+            EnvironmentProvisioned(
+                **slot.identity(),
+                mechanism=self._parts.mechanism.name,
+                image_digest=specification.image_digest,
+                limits=specification.limits,
+                egress_mode=specification.egress.mode,
+                egress_destinations=tuple(
+                    f"{each.host}:{','.join(str(port) for port in each.ports)}"
+                    for each in specification.egress.destinations
+                ),
+                origin=origin,
+                duration_ms=round((trio.current_time() - started_at) * 1000),
+                expires_at=handle.expires_at,
+                owner_uid=slot.tenancy.owner_uid,
+                unenforced_limits=slot.sandbox.unenforced_limits,
+            )
+        )
+        _refuse_if_ending(slot)
+        slot.apply(Event.ASSIGNED)
+        self._registry.reaper.wake()
+        return handle
+
+    def _refuse_unenforced(self, slot: Supervisor) -> None:
+        allowed = self._settings.limits.allow_unenforced_limits
+        missing = [name for name in slot.sandbox.unenforced_limits if name not in allowed]
+        if missing:
+            raise ExecutionRejected(
+                RejectedCode.LIMIT_NOT_ENFORCEABLE,
+                f"limits: this host cannot enforce {', '.join(missing)} (`sbxctl doctor` says "
+                "why), and limits.allow_unenforced_limits does not list it",
+                field="limits",
+            )
+
+    def _supersede(self, newer: Supervisor) -> None:
+        """A run's new epoch ends what the run has under lower ones."""
+        for other in self._registry.supervisors:
+            if other is newer or other.tenant is None or other.is_ending:
+                continue
+            if other.tenancy.is_of_same_run(newer.tenancy) and (
+                other.tenancy.lease_epoch < newer.tenancy.lease_epoch
+            ):
+                self._registry.remember_superseded(other)
+                other.request_end(DestroyReason.SUPERSEDED)
+
+    def _return_untouched(self, slot: Supervisor, ends_at: float) -> None:
+        if slot.state is State.ASSIGNING:
+            slot.apply(Event.RETURNED)
+            slot.tenant = None
+            slot.ends_at = ends_at
+            slot.holders.clear()
+            self._registry.reserve.give_back(slot)
+
+
+def _refuse_if_ending(slot: Supervisor) -> None:
+    """Between two steps of a hand-out, the environment may have been ended."""
+    match slot.end_reason:
+        case None:
+            return
+        case DestroyReason.SUPERSEDED:
+            raise StaleLease("lease_epoch: a higher epoch of this run was provisioned meanwhile")
+        case DestroyReason.SERVICE_SHUTDOWN:
+            raise errors.shutting_down()
+        case _:
+            raise errors.lost()
