@@ -230,7 +230,7 @@ def _credential_refusals(settings: Settings, credential: CredentialState) -> lis
             StartupRefusal(
                 settings=(mode, auth, given),
                 detail="no worker could be authenticated",
-                fix="Give the daemon the credential `service` (LoadCredential= of its unit)",
+                fix="Give the daemon its service-credential (LoadCredential= of its unit)",
             )
         )
     return refusals

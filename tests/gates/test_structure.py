@@ -155,6 +155,17 @@ def reason_at(tree: ast.Module, called_function: ast.Attribute) -> str:
     return ""
 
 
+def loose_patterns(tree: ast.Module) -> Iterator[int]:
+    """Lines where a field's pattern ends in "$", which lets a trailing newline through (the
+    library searches): \\Z does not."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and dotted(node.func).rpartition(".")[2] == "Meta":
+            for keyword in node.keywords:
+                for part in ast.walk(keyword.value) if keyword.arg == "pattern" else ():
+                    if isinstance(part, ast.Constant) and str(part.value).endswith("$"):
+                        yield node.lineno
+
+
 def process_wide(tree: ast.Module) -> Iterator[int]:
     names = aliases(tree)
     for node in ast.walk(tree):
@@ -273,6 +284,15 @@ def test_only_a_programs_own_main_reads_the_process_environment(
     assert found == []
 
 
+def test_no_pattern_of_a_field_lets_a_newline_through(product: dict[str, Module]) -> None:
+    found = [
+        f"{module.name}:{line}"
+        for module in product.values()
+        for line in loose_patterns(module.tree)
+    ]
+    assert found == []
+
+
 def test_no_test_sleeps(suite: list[tuple[str, ast.Module]]) -> None:
     found = [
         f"{name}:{line}"
@@ -330,6 +350,8 @@ def test_the_ten_packages_are_declared() -> None:
         (shields, "with trio.move_on_after(1, shield=True):\n    pass\n"),
         (shields, "scope.shield = True\n"),
         (shields, "with anyio.fail_after(1, shield=flag):\n    pass\n"),
+        (loose_patterns, "x = Annotated[str, Meta(pattern=r'^[a-z]+$')]\n"),
+        (loose_patterns, "x = Annotated[str, msgspec.Meta(max_length=3, pattern='^a$')]\n"),
         (process_wide, "import os\nos.fork()\n"),
         (process_wide, "from os import umask\numask(0)\n"),
         (environment_reads, "import os\nos.environ['X']\n"),
@@ -353,6 +375,7 @@ def test_what_is_planted_is_found(
         (broad_handlers, "try:\n    x()\nexcept BaseException:\n    os._exit(1)\n"),
         (skips, "import pytest\n@pytest.mark.parametrize('x', [1])\ndef test_x(x): pass\n"),
         (shields, "with trio.CancelScope(shield=False):\n    pass\n"),
+        (loose_patterns, "x = Annotated[str, Meta(pattern=r'^[a-z$]+\\Z')]\n"),
         (process_wide, "import os\nos.read(0, 1)\n"),
         (environment_reads, "environ = {}\nenviron['X'] = 1\n"),
     ],

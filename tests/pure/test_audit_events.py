@@ -21,6 +21,7 @@ from sbxd.port.errors import RejectedCode
 from sbxd.port.ids import EnvironmentId, RunId, TenantId
 
 CATALOG = Path(__file__).parents[2] / "packaging" / "sbxd.catalog"
+DOCUMENTATION = Path(__file__).parents[2] / "docs" / "audit.md"
 ENVIRONMENT: dict[str, Any] = {
     "environment_id": EnvironmentId("a" * 32),
     "tenant_id": TenantId("tenant"),
@@ -131,6 +132,16 @@ def test_every_event_has_a_catalog_entry_whose_fields_exist(kind: type[AuditEven
 def test_the_catalog_has_no_entry_without_an_event() -> None:
     ids = re.findall(r"^-- ([0-9a-f]+)$", CATALOG.read_text(), re.M)
     assert sorted(ids) == sorted(kind.MESSAGE_ID for kind in EVENT_TYPES)
+
+
+@pytest.mark.parametrize("kind", EVENT_TYPES)
+def test_every_event_is_documented_with_its_priority(kind: type[AuditEvent]) -> None:
+    (row,) = (
+        line
+        for line in DOCUMENTATION.read_text("utf-8").splitlines()
+        if line.startswith("|") and f"`{kind.__name__}`" in line
+    )
+    assert row.split("|")[2].strip() == kind.PRIORITY.name.lower()
 
 
 def test_an_event_becomes_its_fields() -> None:

@@ -1,5 +1,7 @@
 """The configuration: strict decoding that names the key, and the startup refusals."""
 
+import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +34,12 @@ from sbxd.settings import (
 )
 
 DIGEST = "sha256:" + "a" * 64
+
+REPOSITORY = Path(__file__).parents[2]
+SHIPPED = sorted(
+    path for folder in ("packaging", "tests/lab") for path in (REPOSITORY / folder).rglob("*.toml")
+)
+DOCUMENTATION = REPOSITORY / "docs" / "configuration.md"
 
 WHOLE = f"""
 deployment_mode = "development"
@@ -321,3 +329,47 @@ def test_aliases_are_split_by_what_the_store_holds() -> None:
 
 def test_every_default_of_the_settings_is_within_its_own_bounds() -> None:
     assert msgspec.convert(msgspec.to_builtins(Settings()), Settings) == Settings()
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.name)
+def test_every_configuration_that_is_shipped_starts(path: Path) -> None:
+    assert [str(refusal) for refusal in refusals(load(path))] == []
+
+
+def documented_example() -> bytes:
+    return DOCUMENTATION.read_text("utf-8").split("```toml\n")[1].split("```")[0].encode()
+
+
+def test_the_example_of_the_documentation_starts() -> None:
+    settings = decode(documented_example())
+    assert settings.sandbox is SandboxMechanism.GVISOR
+    assert refusals(settings) == ()
+
+
+def test_the_documentation_has_every_key_and_its_default() -> None:
+    rows = dict(
+        re.findall(r"^\| `([a-z_.]+)` \| ([^|]*) \|", DOCUMENTATION.read_text("utf-8"), re.M)
+    )
+    assert rows == {key: shown(value) for key, value in flat(Settings())}
+
+
+def flat(struct: msgspec.Struct, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name in struct.__struct_fields__:
+        value = getattr(struct, name)
+        if isinstance(value, msgspec.Struct):
+            yield from flat(value, f"{prefix}{name}.")
+        else:
+            yield prefix + name, value
+
+
+def shown(value: Any) -> str:
+    match value:
+        case bool():
+            return f"`{str(value).lower()}`"
+        case int() if value >= MIB:
+            return f"{value // GIB} GiB" if value % GIB == 0 else str(value)
+        case int():
+            return str(value)
+        case () | {} | None:
+            return "none"
+    return f'`"{value}"`'
