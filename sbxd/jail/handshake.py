@@ -56,7 +56,7 @@ class Gate:
         try:
             message, received, _, _ = socket.recv_fds(self._end, size, descriptors)
         except ConnectionResetError:  # it died before it read what we sent
-            message = b""
+            message, received = b"", []
         if not message:
             raise OSError(errno.EPIPE, "the process at the other end is gone")
         return message, received

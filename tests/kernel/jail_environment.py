@@ -57,6 +57,7 @@ SETTINGS: Mapping[str, Any] = {
     "seccomp_init": filter_refusing(1023).hex(),
     "seccomp_steward": filter_refusing(PERSONALITY, errno.EXDEV).hex(),
     "maps": "write",
+    "cgroup_namespace": "box",
 }
 
 

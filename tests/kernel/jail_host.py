@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from sbxd.jail import construct, mounts, syscalls
+from sbxd.jail import build, construct, mounts, syscalls
 from sbxd.jail.plan import IdBlock, JailPlan
 from sbxd.jail.steps import JailError
 
@@ -106,6 +106,9 @@ class Tree:
         self._owner = owner
         self._leaves = 0
         os.mkdir(self.scope)
+        offered = Path(self.scope, "cgroup.controllers").read_text().split()
+        enabled = " ".join(f"+{name}" for name in ("memory", "pids") if name in offered)
+        Path(self.scope, "cgroup.subtree_control").write_text(enabled)
         os.mkdir(self.box)
         os.chown(f"{self.box}/cgroup.procs", owner, owner)
         self.init = self._make("init")
@@ -147,6 +150,10 @@ def main() -> None:
     syscalls.mount(b"tmpfs", scratch.encode(), b"tmpfs", 0)
     ids = IdBlock(settings["base"])
     tree = Tree(cgroup_root(scratch), ids.base)
+    if settings["cgroup_namespace"] == "init":
+        at = build.INIT_STEPS.index(build.make_mounts_private)
+        late = (*build.INIT_STEPS[:at], enter_a_cgroup_namespace_of_its_own)
+        build.INIT_STEPS = late + build.INIT_STEPS[at:]
     try:
         workspace = mounts.tmpfs(settings["workspace_bytes"], 0o755, 0)
         os.chown(f"/proc/self/fd/{workspace}", 10001, 10001)
@@ -191,6 +198,11 @@ MAP_WRITERS: dict[str, Callable[[int, str], None]] = {
     "kill": die_instead,
     "refuse": refuse,
 }
+
+
+def enter_a_cgroup_namespace_of_its_own(_: build.InitContext) -> None:
+    """Init's cgroup namespace is rooted at its own leaf: the arrangement that must not work."""
+    syscalls.unshare(syscalls.CLONE_NEWCGROUP)
 
 
 def serve_host(

@@ -86,8 +86,16 @@ def test_construction_and_commands_work_where_cgroup_namespaces_are_boundaries()
     assert "nsdelegate" in Path("/proc/self/mountinfo").read_text()
     with environment() as built:
         assert set(built.read_box("cgroup.controllers").split()) >= {"memory", "pids"}
-        assert built.write_box("cgroup.subtree_control", "+memory +pids") == "14"
+        assert built.write_box("cgroup.subtree_control", "+memory +pids") == "13"
         assert built.run("cat", "/proc/self/cgroup").stdout.startswith(b"0::/exec-1")
+
+
+@pytest.mark.needs("nsdelegate")
+def test_a_cgroup_namespace_rooted_at_inits_leaf_cannot_make_commands_there() -> None:
+    with environment(cgroup_namespace="init") as built:
+        leaf = built.leaf()
+        built.send(Park(1), leaf)
+        assert built.receive() == RunFailed(1, errno.ENOENT, "park")
 
 
 def test_two_environments_do_not_disturb_each_other() -> None:
