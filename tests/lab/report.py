@@ -10,6 +10,8 @@ from .features import LaneKind
 
 # A skipped test is a failure unless its reason begins so; the report then lists it.
 NOT_RUN = "not run: "
+# So many tests without an outcome are named; of more, the count says it.
+_SILENT_SHOWN = 5
 
 
 @dataclass(frozen=True)
@@ -43,17 +45,22 @@ def summarise(outcomes: Sequence[Outcome], show: Callable[[str], None]) -> int:
     show(f"{'lane':<10} {'tests':>6} {'passed':>7} {'failed':>7} {'not run':>8} {'seconds':>16}")
     for outcome in outcomes:
         counts = {"passed": 0, "failed": 0, "not run": 0}
+        silent = [test for test in outcome.tests if test.id not in outcome.results]
+        unsaid = set(silent[_SILENT_SHOWN:])
+        if unsaid:
+            wrong.append(f"{outcome.lane}: {len(silent)} tests were placed here without an outcome")
         if outcome.error:
             wrong.append(f"{outcome.lane}: {outcome.error}")
         for test in outcome.tests:
             verdict, reason = judge(outcome.results.get(test.id))
             counts[verdict] += 1
-            if verdict == "failed":
+            if verdict == "failed" and test not in unsaid:
                 wrong.append(f"{outcome.lane}: {test.id}: {reason or 'failed'}")
             elif verdict == "not run":
                 not_run.append(f"{outcome.lane}: {test.id}: {reason}")
+            ran = verdict if test.id in outcome.results else "not run"
             for gate in test.gates:
-                gates.setdefault(gate, {}).setdefault(outcome.lane, []).append(verdict)
+                gates.setdefault(gate, {}).setdefault(outcome.lane, []).append(ran)
         passed += counts["passed"]
         failed += counts["failed"]
         spent = f"{outcome.seconds:.0f} of {outcome.budget:.0f}"

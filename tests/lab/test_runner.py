@@ -56,6 +56,19 @@ def test_a_gate_that_ran_in_no_lane_fails_the_run() -> None:
     assert "gate gate.sandbox.x ran in no lane" in page
 
 
+def test_a_gate_whose_tests_reported_nothing_ran_in_no_lane() -> None:
+    assert "gate gate.sandbox.x ran in no lane" in verdict(outcome(None))[1]
+
+
+def test_many_tests_without_an_outcome_are_counted() -> None:
+    tests = [Placed(f"test_{number}", frozenset(), ()) for number in range(100)]
+    status, page = verdict(Outcome(LaneKind.UML, tests))
+    assert status == 1
+    assert "100 tests were placed here without an outcome" in page
+    assert "test_99" not in page
+    assert page.endswith("0 passed, 100 failed, 0 skipped")
+
+
 def test_a_lane_that_broke_down_fails_the_run_though_its_tests_passed() -> None:
     assert verdict(outcome(("passed", ""), error="over its budget"))[0] == 1
 

@@ -96,7 +96,7 @@ def collect(arguments: list[str]) -> list[Placed]:
         plan = Path(folder) / "plan.json"
         command = [
             *(interpreter(), "-m", "pytest", "--collect-only", "-q", "--no-header"),
-            *("--lab-plan", str(plan), *arguments),
+            *(f"--lab-plan={plan}", *arguments),
         ]
         done = subprocess.run(
             command, cwd=REPOSITORY, capture_output=True, text=True, stdin=subprocess.DEVNULL
@@ -136,7 +136,8 @@ def run_share(share: list[Outcome], arguments: list[str], runs: Runs, say: Say) 
 
 
 def _pytest(arguments: list[str], folder: str) -> list[str]:
-    options = ("--lab-select", f"{folder}/select.json", "--lab-report", f"{folder}/report.jsonl")
+    # With `=`: a value of its own would be taken for a test folder before the option is known.
+    options = (f"--lab-select={folder}/select.json", f"--lab-report={folder}/report.jsonl")
     return ["-m", "pytest", *options, *arguments]
 
 
