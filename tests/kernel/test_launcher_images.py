@@ -1,0 +1,263 @@
+"""Images are verified byte by byte, and a hostile layer changes nothing outside its root."""
+
+import gzip
+import hashlib
+import io
+import os
+import stat
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from sbxd.launcher.kernel import hostpaths, image_tar, images, uids
+from sbxd.launcher.kernel.image_tar import UnsafeLayer
+from sbxd.launcher.kernel.images import DigestMismatch
+
+root = pytest.mark.needs("root")
+
+
+@pytest.fixture
+def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(hostpaths, "STATE_DIRECTORY", str(tmp_path))
+    (tmp_path / "images" / "blobs" / "sha256").mkdir(parents=True)
+    return tmp_path
+
+
+def sha256(raw: bytes) -> str:
+    return f"sha256:{hashlib.sha256(raw).hexdigest()}"
+
+
+def put_blob(state: Path, raw: bytes, content: bytes | None = None) -> str:
+    """Store a blob under the name of `raw`; `content` is what is really in it."""
+    digest = sha256(raw)
+    blob = state / "images" / "blobs" / "sha256" / digest.removeprefix("sha256:")
+    blob.write_bytes(raw if content is None else content)
+    return digest
+
+
+def put_image(state: Path, *layers: bytes, media_type: str = images.TAR) -> str:
+    config = b'{"os":"linux"}'
+    manifest = {
+        "schemaVersion": 2,
+        "config": {"mediaType": "x", "digest": put_blob(state, config), "size": len(config)},
+        "layers": [
+            {"mediaType": media_type, "digest": put_blob(state, layer), "size": len(layer)}
+            for layer in layers
+        ],
+    }
+    return put_blob(state, msgspec.json.encode(manifest))
+
+
+def tar_of(*entries: tuple[tarfile.TarInfo, bytes]) -> bytes:
+    stream = io.BytesIO()
+    with tarfile.open(fileobj=stream, mode="w") as tar:
+        for member, content in entries:
+            member.size = len(content)
+            tar.addfile(member, io.BytesIO(content))
+    return stream.getvalue()
+
+
+def entry(
+    name: str, kind: bytes = tarfile.REGTYPE, link: str = "", **fields: int
+) -> tarfile.TarInfo:
+    member = tarfile.TarInfo(name)
+    member.type = kind
+    member.linkname = link
+    member.mode = fields.get("mode", 0o644)
+    member.uid = fields.get("uid", 0)
+    member.gid = fields.get("gid", 0)
+    member.mtime = fields.get("mtime", 1_000_000_000)
+    return member
+
+
+def rootfs(state: Path, digest: str) -> Path:
+    return state / "unpacked" / digest.removeprefix("sha256:") / "rootfs"
+
+
+@pytest.mark.parametrize("name", ["/etc/passwd", "../x", "a/../../x", "a/..", "x\0y"])
+def test_a_name_that_could_leave_the_root_is_refused(name: str) -> None:
+    assert image_tar.safe_name("./usr//bin/./env") == "usr/bin/env"
+    assert image_tar.safe_name("./") == ""
+    with pytest.raises(UnsafeLayer):
+        image_tar.safe_name(name)
+
+
+def test_set_uid_and_set_gid_bits_are_dropped_and_the_sticky_bit_is_kept() -> None:
+    assert image_tar.safe_mode(0o6755) == 0o755
+    assert image_tar.safe_mode(0o1777) == 0o1777
+
+
+@root
+@pytest.mark.parametrize("compress", [bytes, gzip.compress], ids=["tar", "gzip"])
+def test_an_image_is_unpacked_with_the_owners_of_its_block(
+    state: Path, compress: Callable[[bytes], bytes]
+) -> None:
+    layer = tar_of(
+        (entry("./", tarfile.DIRTYPE, mode=0o755), b""),
+        (entry("usr", tarfile.DIRTYPE, mode=0o755), b""),
+        (entry("usr/tool", mode=0o4755, uid=7, gid=8), b"#!/bin/sh\n"),
+        (entry("bin", tarfile.SYMTYPE, "usr"), b""),
+        (entry("hard", tarfile.LNKTYPE, "usr/tool"), b""),
+        (entry("null", tarfile.CHRTYPE), b""),
+        (entry("secret", mode=0o600, uid=10001, gid=10001), b"x"),
+    )
+    kind = images.TAR if compress is bytes else images.TAR_GZIP
+    digest = put_image(state, compress(layer), media_type=kind)
+    images.unpack(digest)
+    images.unpack(digest)
+    tree = rootfs(state, digest)
+    tool = (tree / "usr" / "tool").stat()
+    assert (tool.st_uid - uids.IMAGE_BASE, tool.st_gid - uids.IMAGE_BASE) == (7, 8)
+    assert stat.S_IMODE(tool.st_mode) == 0o755
+    assert tool.st_mtime == 1_000_000_000
+    assert tool.st_nlink == 2
+    assert os.readlink(tree / "bin") == "usr"
+    assert not (tree / "null").exists()
+    assert (tree / "secret").stat().st_uid == uids.IMAGE_BASE + 10001
+    for point in image_tar.MOUNT_POINTS:
+        assert (tree / point).is_dir()
+    assert stat.S_IMODE((state / "unpacked").stat().st_mode) == 0o700
+
+
+@root
+def test_a_later_layer_removes_what_its_whiteouts_name(state: Path) -> None:
+    lower = tar_of(
+        (entry("a/", tarfile.DIRTYPE, mode=0o755), b""),
+        (entry("a/gone"), b"1"),
+        (entry("a/kept"), b"2"),
+        (entry("b/old"), b"3"),
+    )
+    upper = tar_of(
+        (entry("a/.wh.gone"), b""), (entry("b/.wh..wh..opq"), b""), (entry("b/new"), b"4")
+    )
+    digest = put_image(state, lower, upper)
+    images.unpack(digest)
+    tree = rootfs(state, digest)
+    assert sorted(os.listdir(tree / "a")) == ["kept"]
+    assert sorted(os.listdir(tree / "b")) == ["new"]
+
+
+@root
+@pytest.mark.parametrize("which", ["manifest", "configuration", "layer"])
+def test_a_blob_that_is_not_what_its_name_says_is_refused(state: Path, which: str) -> None:
+    layer = tar_of((entry("x"), b"x"))
+    digest = put_image(state, layer)
+    raw = {
+        "manifest": (state / "images/blobs/sha256" / digest.removeprefix("sha256:")).read_bytes(),
+        "configuration": b'{"os":"linux"}',
+        "layer": layer,
+    }[which]
+    put_blob(
+        state, raw, raw.replace(b"linux", b"Linux") if which == "configuration" else raw + b" "
+    )
+    with pytest.raises(DigestMismatch, match=which):
+        images.unpack(digest)
+    with pytest.raises(FileNotFoundError):
+        images.mount(digest)
+    put_blob(state, raw)
+    images.unpack(digest)
+    os.close(images.mount(digest))
+
+
+@root
+@pytest.mark.parametrize(
+    "hostile",
+    [
+        [(entry("../escaped"), b"x")],
+        [(entry("/escaped"), b"x")],
+        [(entry("x", tarfile.LNKTYPE, "../../escaped"), b"")],
+        [(entry("x", uid=65_536), b"")],
+        [(entry("proc", tarfile.SYMTYPE, "/"), b"")],
+    ],
+    ids=["dotdot", "absolute", "hard link", "owner", "mount point"],
+)
+def test_an_unsafe_layer_is_refused_whole(
+    state: Path, hostile: list[tuple[tarfile.TarInfo, bytes]]
+) -> None:
+    digest = put_image(state, tar_of(*hostile))
+    with pytest.raises(ValueError, match="layer"):
+        images.unpack(digest)
+    with pytest.raises(FileNotFoundError):
+        images.mount(digest)
+
+
+@root
+def test_a_link_out_of_the_root_is_followed_inside_it_only(state: Path) -> None:
+    outside = state / "outside"
+    outside.mkdir(mode=0o777)
+    layer = tar_of(
+        (entry("door", tarfile.SYMTYPE, str(outside)), b""), (entry("door/written"), b"x")
+    )
+    digest = put_image(state, layer)
+    with pytest.raises(ValueError, match="layer"):
+        images.unpack(digest)
+    assert list(outside.iterdir()) == []
+
+
+@root
+def test_the_mount_is_read_only_without_devices_and_set_uid(state: Path) -> None:
+    digest = put_image(state, tar_of((entry("file"), b"x")))
+    images.unpack(digest)
+    detached = images.mount(digest)
+    try:
+        flags = os.fstatvfs(detached).f_flag
+        assert flags & os.ST_RDONLY
+        assert flags & os.ST_NOSUID
+        assert flags & os.ST_NODEV
+        with pytest.raises(OSError, match="Read-only"):
+            os.open("new", os.O_CREAT | os.O_WRONLY, dir_fd=detached)
+    finally:
+        os.close(detached)
+
+
+@root
+def test_a_dropped_image_is_gone_and_dropping_it_again_is_no_error(state: Path) -> None:
+    digest = put_image(state, tar_of((entry("file"), b"x")))
+    images.unpack(digest)
+    images.drop(digest)
+    images.drop(digest)
+    assert list((state / "unpacked").iterdir()) == []
+
+
+@root
+def test_a_half_unpacked_image_is_no_image_and_is_replaced(state: Path) -> None:
+    digest = put_image(state, tar_of((entry("file"), b"x")))
+    partial = state / "unpacked" / f"{digest.removeprefix('sha256:')}.partial"
+    (partial / "rootfs").mkdir(parents=True, mode=0o700)
+    (state / "unpacked").chmod(0o700)
+    (partial / "rootfs" / "leftover").write_text("x")
+    with pytest.raises(FileNotFoundError):
+        images.mount(digest)
+    images.unpack(digest)
+    assert not (rootfs(state, digest) / "leftover").exists()
+
+
+@root
+def test_a_blob_that_is_a_link_or_a_fifo_is_refused(state: Path) -> None:
+    digest = put_image(state, tar_of((entry("file"), b"x")))
+    blob = state / "images/blobs/sha256" / digest.removeprefix("sha256:")
+    kept = blob.rename(blob.with_name("kept"))
+    blob.symlink_to(kept)
+    with pytest.raises(OSError, match="symbolic"):
+        images.unpack(digest)
+    blob.unlink()
+    os.mkfifo(blob)
+    with pytest.raises(ValueError, match="regular"):
+        images.unpack(digest)
+
+
+@root
+def test_a_state_directory_that_others_may_change_is_refused(state: Path) -> None:
+    digest = put_image(state, tar_of((entry("file"), b"x")))
+    images.unpack(digest)
+    state.chmod(0o777)
+    with pytest.raises(hostpaths.UntrustedDirectory):
+        images.mount(digest)
+    state.chmod(0o700)
+    (state / "unpacked").rename(state / "elsewhere")
+    (state / "unpacked").symlink_to(state / "elsewhere")
+    with pytest.raises(OSError, match=r"symbolic|directory"):
+        images.mount(digest)

@@ -1,0 +1,277 @@
+"""The launcher's answers, over a pool that runs nothing: who is answered when, and with what."""
+
+import os
+
+import pytest
+
+from sbxd.launcher import destroy, prepare
+from sbxd.launcher.filters import Filters
+from sbxd.launcher.helpers import Report
+from sbxd.launcher.pool import Job, Lane, Pool, Result
+from sbxd.launcher.requests import (
+    Acknowledged,
+    Assign,
+    CgroupLimits,
+    Destroy,
+    Died,
+    Failed,
+    ImageDrop,
+    ImageUnpack,
+    LauncherReply,
+    Leaf,
+    Prepare,
+    Prepared,
+    VolumeSize,
+)
+from sbxd.launcher.verbs import Verbs
+from sbxd.port.ids import EnvironmentId
+
+ENVIRONMENT = EnvironmentId("0" * 31 + "1")
+DIGEST = "sha256:" + "a" * 64
+LIMITS = CgroupLimits(cpu_millicores=1000, memory_bytes=64 << 20, pids_max=32)
+VOLUME = VolumeSize(workspace_bytes=16 << 20, inodes_max=1000)
+PREPARE = Prepare(
+    ticket=7,
+    environment_id=ENVIRONMENT,
+    image_digest=DIGEST,
+    volume=VOLUME,
+    limits=LIMITS,
+    back_stop_seconds=60,
+)
+DESTROY = Destroy(ticket=8, environment_id=ENVIRONMENT)
+OK = Acknowledged(ticket=1)
+
+
+class StillPool(Pool):
+    """Keeps every job until the test ends it."""
+
+    def __init__(self) -> None:
+        super().__init__(1)
+        self.jobs: list[Job] = []
+        self.cancelled: list[Job] = []
+
+    def submit(self, job: Job) -> None:
+        self.jobs.append(job)
+
+    def cancel(self, job: Job) -> None:
+        self.cancelled.append(job)
+
+    def end(self, result: Result) -> None:
+        """End the oldest job."""
+        self.jobs.pop(0).done(result)
+
+    def lanes(self) -> list[Lane]:
+        return [job.lane for job in self.jobs]
+
+
+class Bench:
+    def __init__(self) -> None:
+        self.replies: list[LauncherReply] = []
+        self.descriptors: list[int] = []
+        self.pool = StillPool()
+        self.verbs = Verbs(self.pool, Filters(b"", b"", b""), self._reply)
+
+    def _reply(self, reply: LauncherReply, descriptors: list[int]) -> None:
+        self.replies.append(reply)
+        self.descriptors += descriptors
+
+    def prepared(self, init_pid: int = 100, steward_pid: int = 101) -> None:
+        """Prepare to the end. The descriptors are those of a process that lives: our own."""
+        self.verbs.dispatch(PREPARE)
+        descriptors = [os.pidfd_open(os.getpid()) for _ in range(4)]
+        reply = Prepared(
+            ticket=7,
+            environment_id=ENVIRONMENT,
+            scope="sbx.scope",
+            volume_kind="loop",
+            unenforced=(),
+            steps=(),
+        )
+        report = Report(reply=reply, init_pid=init_pid, steward_pid=steward_pid, uid_base=1)
+        self.pool.end((report, descriptors))
+
+    def take(self) -> list[LauncherReply]:
+        taken, self.replies = self.replies, []
+        for descriptor in self.descriptors:
+            os.close(descriptor)
+        self.descriptors = []
+        return taken
+
+
+@pytest.fixture
+def bench() -> Bench:
+    return Bench()
+
+
+def report(reply: Acknowledged | Failed) -> Result:
+    return Report(reply=reply), []
+
+
+def failed(ticket: int, step: str = "x") -> Failed:
+    return Failed(ticket=ticket, step=step, errno=5, detail="it did not work")
+
+
+def test_a_prepared_slot_is_answered_with_its_descriptors(bench: Bench) -> None:
+    bench.prepared()
+    assert len(bench.descriptors) == 4
+    assert [type(reply) for reply in bench.take()] == [Prepared]
+
+
+def test_an_illegal_verb_is_answered_and_starts_nothing(bench: Bench) -> None:
+    bench.verbs.dispatch(Leaf(ticket=3, environment_id=ENVIRONMENT, number=2, limits=LIMITS))
+    bench.verbs.dispatch(Assign(ticket=4, environment_id=ENVIRONMENT, limits=LIMITS, volume=VOLUME))
+    assert [(reply.ticket, getattr(reply, "step", "")) for reply in bench.take()] == [
+        (3, "legality"),
+        (4, "legality"),
+    ]
+    assert not bench.pool.jobs
+
+
+def test_a_failed_preparation_is_answered_only_when_nothing_is_left(bench: Bench) -> None:
+    bench.verbs.dispatch(PREPARE)
+    bench.pool.end(report(failed(7, "volume")))
+    assert bench.take() == []
+    assert bench.pool.lanes() == [Lane.END]
+    bench.pool.end(report(OK))
+    assert bench.take() == [failed(7, "volume")]
+    assert bench.verbs.is_idle()
+
+
+def test_a_helper_that_dies_is_a_failed_preparation(bench: Bench) -> None:
+    bench.verbs.dispatch(PREPARE)
+    bench.pool.end(None)
+    bench.pool.end(report(OK))
+    (reply,) = bench.take()
+    assert isinstance(reply, Failed)
+    assert (reply.ticket, reply.step) == (7, "helper")
+
+
+def test_a_preparation_that_cannot_be_cleaned_up_says_so_and_can_be_destroyed(
+    bench: Bench,
+) -> None:
+    bench.verbs.dispatch(PREPARE)
+    bench.pool.end(report(failed(7, "volume")))
+    bench.pool.end(report(failed(1, "stop_proof")))
+    (reply,) = bench.take()
+    assert isinstance(reply, Failed)
+    assert "stop_proof" in reply.detail
+    bench.verbs.dispatch(PREPARE)
+    assert [type(reply) for reply in bench.take()] == [Failed]
+    bench.verbs.dispatch(DESTROY)
+    bench.pool.end(report(OK))
+    assert bench.take() == [Acknowledged(ticket=8)]
+
+
+def test_destroy_during_a_preparation_ends_it_first_and_answers_both(bench: Bench) -> None:
+    bench.verbs.dispatch(PREPARE)
+    bench.verbs.dispatch(DESTROY)
+    assert bench.pool.cancelled == bench.pool.jobs
+    bench.pool.end(None)  # the helper is gone, and only now is taken apart what it built
+    assert bench.pool.lanes() == [Lane.END]
+    bench.pool.end(report(OK))
+    first, second = bench.take()
+    assert isinstance(first, Failed)
+    assert (first.ticket, first.step) == (7, "cancelled")
+    assert second == Acknowledged(ticket=8)
+
+
+def test_two_destroys_share_one_end(bench: Bench) -> None:
+    bench.prepared()
+    bench.take()
+    bench.verbs.dispatch(DESTROY)
+    bench.verbs.dispatch(Destroy(ticket=9, environment_id=ENVIRONMENT))
+    assert len(bench.pool.jobs) == 1
+    bench.pool.end(report(OK))
+    assert bench.take() == [Acknowledged(ticket=8), Acknowledged(ticket=9)]
+
+
+def test_destroy_of_what_was_never_made_is_carried_out(bench: Bench) -> None:
+    bench.verbs.dispatch(DESTROY)
+    assert bench.pool.lanes() == [Lane.END]
+    bench.pool.end(report(OK))
+    assert bench.take() == [Acknowledged(ticket=8)]
+
+
+def test_a_failed_destruction_is_told_and_may_be_tried_again(bench: Bench) -> None:
+    bench.prepared()
+    bench.take()
+    bench.verbs.dispatch(DESTROY)
+    bench.pool.end(report(failed(1, "stop_proof")))
+    assert bench.take() == [failed(8, "stop_proof")]
+    bench.verbs.dispatch(DESTROY)
+    bench.pool.end(report(OK))
+    assert bench.take() == [Acknowledged(ticket=8)]
+
+
+def test_the_death_of_init_is_told_once_with_the_ticket_of_its_preparation(bench: Bench) -> None:
+    bench.prepared(init_pid=4711)
+    bench.take()
+    bench.verbs.reaped(4712, 0)
+    assert bench.take() == []
+    bench.verbs.reaped(4711, 9)
+    bench.verbs.reaped(4711, 9)
+    assert bench.take() == [
+        Died(ticket=7, environment_id=ENVIRONMENT, process="init", wait_status=9)
+    ]
+
+
+def test_the_deaths_that_a_destruction_brings_are_not_told(bench: Bench) -> None:
+    bench.prepared(init_pid=4711)
+    bench.take()
+    bench.verbs.dispatch(DESTROY)
+    bench.verbs.reaped(4711, 9)
+    assert bench.take() == []
+
+
+def test_the_end_of_the_client_kills_at_once_and_destroys_everything(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    killed: list[str] = []
+    monkeypatch.setattr(destroy, "kill_now", killed.append)
+    bench.prepared()
+    bench.take()
+    other = EnvironmentId("0" * 31 + "2")
+    bench.verbs.dispatch(
+        Prepare(
+            ticket=9,
+            environment_id=other,
+            image_digest=DIGEST,
+            volume=VOLUME,
+            limits=LIMITS,
+            back_stop_seconds=60,
+        )
+    )
+    bench.verbs.end_all()
+    assert killed == [ENVIRONMENT]
+    assert not bench.verbs.is_idle()
+    assert bench.pool.lanes() == [Lane.BUILD, Lane.END]
+    bench.pool.end(None)
+    bench.pool.end(report(OK))
+    bench.pool.end(report(OK))
+    assert bench.verbs.is_idle()
+
+
+def test_two_askers_for_one_image_share_the_unpacking(bench: Bench) -> None:
+    bench.verbs.dispatch(ImageUnpack(ticket=3, image_digest=DIGEST))
+    bench.verbs.dispatch(ImageUnpack(ticket=4, image_digest=DIGEST))
+    assert len(bench.pool.jobs) == 1
+    bench.verbs.dispatch(ImageDrop(ticket=5, image_digest=DIGEST))
+    (refused,) = bench.take()
+    assert (refused.ticket, getattr(refused, "step", "")) == (5, "legality")
+    bench.pool.end(report(OK))
+    assert bench.take() == [Acknowledged(ticket=3), Acknowledged(ticket=4)]
+
+
+def test_a_tmpfs_is_a_part_of_the_memory_limit() -> None:
+    assert prepare.tmpfs_bytes(LIMITS) == prepare.TMP_BYTES_MIN
+    large = CgroupLimits(cpu_millicores=1000, memory_bytes=4 << 30, pids_max=32)
+    assert prepare.tmpfs_bytes(large) == 1 << 30
+
+
+def test_a_report_of_the_wrong_kind_is_a_failure(bench: Bench) -> None:
+    bench.verbs.dispatch(PREPARE)
+    bench.pool.end(report(OK))
+    bench.pool.end(report(OK))
+    (reply,) = bench.take()
+    assert isinstance(reply, Failed)
+    assert reply.step == "helper"
