@@ -6,9 +6,11 @@ prefixed form; MESSAGE holds printable characters alone. Source: the native prot
 systemd-journald.
 """
 
+import re
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from enum import Enum
+from functools import cache
 from string import Formatter
 
 from msgspec import Struct
@@ -22,6 +24,8 @@ VALUE_BYTES_MAX = 16 * 1024
 MESSAGE_CHARACTERS_MAX = 1024
 VALUES_MAX = 1024
 _CUT_MARK = b"[cut]"
+_CONTROL = re.compile(rb"[\x00-\x1f\x7f]")
+_NAME = re.compile(r"[A-Z][A-Z0-9_]{0,63}")
 
 Field = tuple[str, bytes]
 
@@ -43,15 +47,22 @@ def encode(event: AuditEvent) -> list[Field]:
 def summary(event: AuditEvent) -> str:
     """The text of MESSAGE: one line of printable characters."""
     parts = []
-    for literal, name, _, _ in Formatter().parse(type(event).SUMMARY):
+    for literal, name in _template(type(event)):
         parts.append(literal)
         if name is not None:
             parts.append(printable(_text(getattr(event, name))))
     return "".join(parts)[:MESSAGE_CHARACTERS_MAX]
 
 
+@cache
+def _template(kind: type[AuditEvent]) -> tuple[tuple[str, str | None], ...]:
+    return tuple((literal, name) for literal, name, _, _ in Formatter().parse(kind.SUMMARY))
+
+
 def printable(text: str) -> str:
     """The text with everything that is not a printable character as a backslash escape."""
+    if text.isprintable() and "\\" not in text:
+        return text
     return "".join(
         character
         if character.isprintable() and character != "\\"
@@ -67,29 +78,19 @@ def serialize(fields: list[Field]) -> bytes:
     name, a newline, its length (8 bytes, little-endian), the value and a newline.
 
     Raises:
-        ValueError: a name that the journal would drop or trust (not A-Z, 0-9 and inner
-            underscores).
+        ValueError: a name that the journal would drop or trust (not A-Z, 0-9 and underscores
+            after a letter, at most 64).
     """
     parts: list[bytes] = []
     for name, value in fields:
-        if not _is_field_name(name):
+        if not _NAME.fullmatch(name):
             raise ValueError(f"{name!r} is not a field name")
         raw_name = name.encode("ascii")
-        if all(byte >= 0x20 and byte != 0x7F for byte in value):
-            parts += [raw_name, b"=", value, b"\n"]
-        else:
+        if _CONTROL.search(value):
             parts += [raw_name, b"\n", len(value).to_bytes(8, "little"), value, b"\n"]
+        else:
+            parts += [raw_name, b"=", value, b"\n"]
     return b"".join(parts)
-
-
-def _is_field_name(name: str) -> bool:
-    return (
-        0 < len(name) <= 64
-        and name[0].isalpha()
-        and name.isascii()
-        and name.isupper()
-        and name.replace("_", "").isalnum()
-    )
 
 
 def _flatten(struct: Struct, prefix: str) -> Iterator[Field]:
