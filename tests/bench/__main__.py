@@ -58,6 +58,8 @@ class Run:
     throughput: list[load.Throughput] = field(default_factory=list)
     idle: list[memory.IdleMemory] = field(default_factory=list)
     services: memory.ServiceMemory | None = None
+    mechanism: str | None = None
+    refill_ms: list[float] = field(default_factory=list)
     broken: list[str] = field(default_factory=list)
 
     async def sample(
@@ -136,16 +138,14 @@ class Run:
         self.idle.append(await memory.idle_bwraps(self.peers, IDLE_COUNT))
 
 
-async def measure(run: Run, image: Path | None, only: frozenset[str]) -> list[float]:
-    """Run all parts; what fails as a whole is noted and the next part goes on.
-
-    Returns: how long the reserve's refills were waited for, in ms.
-    """
+async def measure(run: Run, image: Path | None, only: frozenset[str]) -> None:
+    """Run all parts; what fails as a whole is noted and the next part goes on."""
     async with AsyncExitStack() as stack:
         daemon: Daemon | None = None
         if "sbxd" in only:
             try:
                 daemon = await stack.enter_async_context(daemon_here(image))
+                run.mechanism, run.refill_ms = daemon.mechanism, daemon.refill_ms
             except (PortError, OperationFailed) as error:
                 run.broken.append(f"sbxd: {error}")
         parts = {
@@ -165,7 +165,6 @@ async def measure(run: Run, image: Path | None, only: frozenset[str]) -> list[fl
                 await run.protocol(daemon)
             except (PortError, OperationFailed) as error:
                 run.broken.append(f"protocol: {error}")
-        return [] if daemon is None else daemon.refill_ms
 
 
 PARTS = ("sbxd", "memory", "start", "exec", "load", "protocol")
@@ -195,16 +194,17 @@ def main(argv: Sequence[str]) -> int:
     here = machine()
     with peers_on(image) as peers:
         run = Run(scale, random.Random(seed), peers)
-        refills = trio.run(measure, run, image, frozenset(PARTS) - frozenset(options.skip))
+        trio.run(measure, run, image, frozenset(PARTS) - frozenset(options.skip))
     results = Results(
         machine=here,
+        mechanism=run.mechanism,
         seed=seed,
         quick=options.quick,
         groups=tuple(run.groups),
         throughput=tuple(run.throughput),
         services=run.services,
         idle=tuple(run.idle),
-        refill=summarise(refills, failures=0),
+        refill=summarise(run.refill_ms, failures=0),
         targets=judge(run.groups, run.throughput, run.idle, run.services),
         broken=tuple(run.broken),
     )

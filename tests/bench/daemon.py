@@ -49,6 +49,7 @@ class Daemon:
     """The daemon under test. Made by `daemon_here`."""
 
     admin: AdminClient
+    mechanism: str
     image: str
     limits: ResourceLimits
     refill_ms: list[float] = field(default_factory=list)
@@ -226,7 +227,12 @@ async def daemon_here(image_tar: Path | None) -> AsyncIterator[Daemon]:
         if image is None:
             image = await _import(admin, image_tar)
             described = await admin.describe()
-        yield Daemon(admin, described.default_image or image, described.default_limits)
+        yield Daemon(
+            admin,
+            described.mechanism,
+            described.default_image or image,
+            described.default_limits,
+        )
 
 
 async def _import(admin: AdminClient, image_tar: Path | None) -> str:

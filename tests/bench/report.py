@@ -42,6 +42,8 @@ def _machine(results: Results) -> Iterator[str]:
     )
     mode = "quick" if results.quick else "full"
     yield f"{mode}, random order from seed {results.seed}; times in ms; ratios of p50"
+    if results.mechanism is not None:
+        yield f"sbxd's mechanism: {results.mechanism}"
     if results.refill is not None:
         yield (
             f"the reserve was full again before each sample: waited p50 {results.refill.p50:.0f}, "

@@ -49,6 +49,8 @@ class Target(Struct, frozen=True, kw_only=True):
 
 class Results(Struct, frozen=True, kw_only=True):
     machine: Machine
+    # Of the daemon; None when it was not measured.
+    mechanism: str | None
     seed: int
     quick: bool
     groups: tuple[Group, ...]

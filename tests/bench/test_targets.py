@@ -73,6 +73,7 @@ def test_the_report_shows_every_part_and_counts_failures() -> None:
     )
     results = Results(
         machine=MACHINE,
+        mechanism="namespaces",
         seed=1,
         quick=True,
         groups=(start,),
