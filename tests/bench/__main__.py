@@ -62,6 +62,14 @@ class Run:
     refill_ms: list[float] = field(default_factory=list)
     broken: list[str] = field(default_factory=list)
 
+    def note(self, part: str, group: BaseExceptionGroup) -> None:
+        """A part could not be run."""
+        for error in group.exceptions:
+            if isinstance(error, BaseExceptionGroup):
+                self.note(part, error)
+            else:
+                self.broken.append(f"{part}: {error}")
+
     async def sample(
         self, name: str, operations: Sequence[Operation], rounds: int, *references: str
     ) -> None:
@@ -146,8 +154,8 @@ async def measure(run: Run, image: Path | None, only: frozenset[str]) -> None:
             try:
                 daemon = await stack.enter_async_context(daemon_here(image))
                 run.mechanism, run.refill_ms = daemon.mechanism, daemon.refill_ms
-            except (PortError, OperationFailed) as error:
-                run.broken.append(f"sbxd: {error}")
+            except* (PortError, OperationFailed) as group:
+                run.note("sbxd", group)
         parts = {
             "memory": run.remember,
             "start": run.start,
@@ -158,13 +166,13 @@ async def measure(run: Run, image: Path | None, only: frozenset[str]) -> None:
             if name in only:
                 try:
                     await part(daemon)
-                except (PortError, OperationFailed) as error:
-                    run.broken.append(f"{name}: {error}")
+                except* (PortError, OperationFailed) as group:
+                    run.note(name, group)
         if daemon is not None and "protocol" in only:
             try:
                 await run.protocol(daemon)
-            except (PortError, OperationFailed) as error:
-                run.broken.append(f"protocol: {error}")
+            except* (PortError, OperationFailed) as group:
+                run.note("protocol", group)
 
 
 PARTS = ("sbxd", "memory", "start", "exec", "load", "protocol")
