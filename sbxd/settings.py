@@ -98,7 +98,9 @@ class ProcessEnvironmentSettings(Struct, frozen=True, forbid_unknown_fields=True
     """operator_names: tier 1, variables that a specification may carry. Tier 0 names are refused
     here and on the wire."""
 
-    operator_names: tuple[Annotated[str, Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,127}\Z")], ...] = ()
+    operator_names: tuple[
+        Annotated[str, Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,127}\Z")], ...
+    ] = ()
 
 
 class Settings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
