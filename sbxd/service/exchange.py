@@ -15,7 +15,7 @@ from sbxd.port.command import FileChange
 from sbxd.service.outgoing import Outgoing
 from sbxd.wire.connection import ServerConnection
 from sbxd.wire.errors import LocalProtocolError
-from sbxd.wire.legality import ENTRIES_MAX, RequestState
+from sbxd.wire.legality import ENTRIES_MAX
 from sbxd.wire.messages import (
     CHUNK_BYTES_MAX,
     INITIAL_CREDIT_BYTES,
@@ -133,10 +133,11 @@ class Exchange:
             await self._credited.wait()
 
     async def next_upload(self) -> bytes | None:
-        """The next piece of the upload; None at its end."""
+        """The next piece of the upload; None once every announced byte was taken. After a cancel
+        the rest never comes and this waits to be cancelled."""
         await self._return_credit()
         while not self._uploaded:
-            if self._connection.request_state(self.request_id) is not RequestState.UPLOADING:
+            if not self._connection.awaits_bytes(self.request_id):
                 return None
             await self._arrived.wait()
         piece = self._uploaded.popleft()

@@ -6,6 +6,7 @@ credential is compared in constant time. Every refusal sounds the same to the pe
 for the audit.
 """
 
+import errno
 import hmac
 import socket
 import struct
@@ -18,7 +19,7 @@ from sbxd.wire.messages import PROTOCOL_VERSION, Goodbye, GoodbyeCode, Hello
 
 _UCRED = struct.Struct("=iII")
 _SO_PEERGROUPS = 59  # socket(7), Linux 4.13; not in Python's socket module
-_GROUPS_MAX = 65536
+GROUPS_MAX = 256  # getsockopt of Python reads at most 1024 bytes
 
 NOT_AUTHORIZED = Goodbye(
     code=GoodbyeCode.NOT_AUTHORIZED, reason="this peer is not authorized to use this service"
@@ -47,7 +48,12 @@ class PeerSocket(Protocol):
 def read_peer_credentials(sock: PeerSocket) -> PeerCredentials:
     """Ask the kernel. Raises OSError for what is no connected Unix socket."""
     pid, uid, gid = _UCRED.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
-    raw = sock.getsockopt(socket.SOL_SOCKET, _SO_PEERGROUPS, 4 * _GROUPS_MAX)
+    try:
+        raw = sock.getsockopt(socket.SOL_SOCKET, _SO_PEERGROUPS, 4 * GROUPS_MAX)
+    except OSError as error:
+        if error.errno != errno.ERANGE:
+            raise
+        raw = b""  # more groups than can be read: none but the primary one counts
     groups = struct.unpack(f"={len(raw) // 4}I", raw)
     return PeerCredentials(pid=pid, uid=uid, gid=gid, groups=frozenset({gid, *groups}))
 

@@ -107,6 +107,14 @@ class _Connection(Generic[Received, Sent]):
             return False
         return bool(entry.download_left if self._us is Sender.SERVER else entry.upload_left)
 
+    def awaits_bytes(self, request_id: int) -> bool:
+        """Whether announced bytes have not arrived, also when the request was cancelled and
+        they never will."""
+        entry = self._ledger.requests.get(request_id)
+        if entry is None:
+            return False
+        return bool(entry.upload_left if self._us is Sender.SERVER else entry.download_left)
+
     def receive_data(self, data: bytes) -> None:
         """Take received bytes; b"" says that the peer ended its stream.
 

@@ -71,8 +71,12 @@ class MemoryListener(trio.abc.Listener[trio.abc.Stream]):
     async def connect(self) -> trio.abc.Stream:
         """A new connection's client end."""
         client, server = memory_stream_pair()
-        await self._send.send(server)
+        await self.offer(server)
         return client
+
+    async def offer(self, stream: trio.abc.Stream) -> None:
+        """A new connection whose server's end this is."""
+        await self._send.send(stream)
 
     async def accept(self) -> trio.abc.Stream:
         return await self._receive.receive()
