@@ -178,8 +178,8 @@ class DoubleCommand:
         assert self.killed or self._sandbox.killed
 
     async def aclose(self) -> None:
-        await self._sandbox.owner.call("aclose")
         self.closed = True
+        await self._sandbox.owner.call("aclose")
 
 
 class DoubleSandbox:

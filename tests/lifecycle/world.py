@@ -11,11 +11,12 @@ from typing import TypeVar
 import msgspec
 import trio
 
-from sbxd.audit.sink import MemorySink
+from sbxd.audit.events import AuditEvent
+from sbxd.audit.sink import AuditUnavailable, MemorySink
 from sbxd.lifecycle.budgets import Budgets
 from sbxd.lifecycle.commands import CommandRules
 from sbxd.lifecycle.environments import OutputSink, Peer, PeerRole
-from sbxd.lifecycle.journal import Journal, JournalStore
+from sbxd.lifecycle.journal import Durability, Journal, JournalStore, JournalUnwritable
 from sbxd.lifecycle.local import LocalEnvironments
 from sbxd.lifecycle.provision import Provisioner
 from sbxd.lifecycle.reconcile import Reconciler
@@ -98,13 +99,49 @@ async def inline(operation: Callable[[], ResultT]) -> ResultT:
     return operation()
 
 
+class FlakyStore(JournalStore):
+    """Its n-th transaction fails."""
+
+    fail_at: int | None = None
+    writes = 0
+
+    def _transact(self, durability: Durability, write: Callable[..., None]) -> None:
+        self.writes += 1
+        if self.writes == self.fail_at:
+            raise JournalUnwritable("told to")
+        super()._transact(durability, write)
+
+
+def open_store(directory: Path, fail_at: int | None = None) -> FlakyStore:
+    directory.mkdir(exist_ok=True)
+    store = FlakyStore(directory, "boot", lambda: 0.0)
+    store.fail_at = fail_at
+    return store
+
+
+class FlakySink(MemorySink):
+    """Its n-th event is not taken."""
+
+    def __init__(self, fail_at: int | None) -> None:
+        super().__init__()
+        self.emits = 0
+        self._fail_at = fail_at
+
+    async def emit(self, event: AuditEvent) -> None:
+        self.emits += 1
+        await trio.lowlevel.checkpoint()
+        if self.emits == self._fail_at:
+            raise AuditUnavailable("told to")
+        await super().emit(event)
+
+
 @dataclass
 class World:
     """What a test looks at and speaks to."""
 
     mechanism: MechanismDouble
-    store: JournalStore
-    sink: MemorySink
+    store: FlakyStore
+    sink: FlakySink
     registry: Registry
     environments: LocalEnvironments
     reconciler: Reconciler
@@ -143,10 +180,12 @@ async def open_world(
     script: Script | None = None,
     budgets: Budgets | None = None,
     known_images: Callable[[], frozenset[str]] = lambda: frozenset({IMAGE}),
+    fail_write_at: int | None = None,
+    fail_emit_at: int | None = None,
 ) -> AsyncIterator[World]:
     mechanism = MechanismDouble(script)
-    store = JournalStore(directory, "boot", lambda: 0.0)
-    sink = MemorySink()
+    store = open_store(directory, fail_write_at)
+    sink = FlakySink(fail_emit_at)
     journal = Journal(store, inline)
     budgets = budgets if budgets is not None else Budgets()
     numbers = itertools.count(1)

@@ -1,0 +1,527 @@
+"""Whose an environment is, when it is over, and what is left: nothing."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import msgspec
+import pytest
+import trio
+from trio.testing import MockClock, wait_all_tasks_blocked
+
+from sbxd.audit.events import (
+    DestroyReason,
+    EnvironmentDestroyed,
+    EnvironmentDestroyFailed,
+    EnvironmentExpired,
+    EnvironmentLost,
+    EnvironmentProvisioned,
+    EnvironmentQuarantined,
+    LostPart,
+    SandboxEscapeWasSuspected,
+    SlotOrigin,
+    SlotPreparationFailed,
+)
+from sbxd.lifecycle.environments import Peer, PeerRole
+from sbxd.lifecycle.journal import JournalState
+from sbxd.lifecycle.machine import State
+from sbxd.port.command import KillReason
+from sbxd.port.errors import (
+    EscapeCode,
+    ExecutionRejected,
+    ExecutionUnavailable,
+    RejectedCode,
+    SandboxEscapeSuspected,
+    StaleLease,
+    UnavailableCode,
+    WorkspaceEscape,
+)
+from sbxd.port.ids import RunId, TenantId
+from sbxd.settings import LimitSettings
+from tests.lifecycle.double import Behaviour, Script
+from tests.lifecycle.world import (
+    ADMIN,
+    DEFAULT,
+    LIMITS,
+    OTHER_WORKER,
+    WORKER,
+    command,
+    open_world,
+    spec,
+)
+
+# --- provision --------------------------------------------------------------------------------
+
+
+async def test_provision_assigns_the_limits_and_tells_when_it_ends(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    async with open_world(tmp_path, script=Script(prepare_seconds=0.25)) as world:
+        handle = await world.environments.provision(WORKER, spec())
+        assert (handle.expires_at - handle.created_at).total_seconds() == 14_400
+        assert world.mechanism.sandboxes[0].assigned == [LIMITS]
+        assert world.store.states() == {handle.environment_id: JournalState.LIVE}
+        (event,) = world.sink.of(EnvironmentProvisioned)
+        assert (event.origin, event.duration_ms, event.owner_uid) == (SlotOrigin.COLD, 250, 1000)
+        (info,) = await world.environments.list()
+        assert (info.handle, info.state, info.owner_uid) == (handle, "LIVE", 1000)
+        assert await world.environments.inspect(handle.environment_id) == info
+
+
+async def test_the_intent_is_in_the_journal_before_anything_is_built(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    seen: list[dict[str, JournalState]] = []
+    script = Script()
+    async with open_world(tmp_path, script=script) as world:
+
+        def look(name: str) -> None:
+            if name == "prepare":
+                seen.append({str(key): value for key, value in world.store.states().items()})
+
+        script.on_call = look
+        handle = await world.environments.provision(WORKER, spec())
+        assert seen == [{handle.environment_id: JournalState.PREPARING}]
+
+
+async def test_a_start_that_takes_longer_than_its_budget_is_unavailable_and_leaves_nothing(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    async with open_world(tmp_path, script=Script(prepare_seconds=31)) as world:
+        began = trio.current_time()
+        with pytest.raises(ExecutionUnavailable) as late:
+            await world.environments.provision(WORKER, spec())
+        assert late.value.code is UnavailableCode.START_BUDGET_EXCEEDED
+        assert trio.current_time() - began == 30
+        await wait_all_tasks_blocked()
+        assert world.consistent_and_empty()
+
+
+async def test_a_preparation_that_fails_is_unavailable_and_leaves_nothing(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    async with open_world(tmp_path, script=Script(fail_at=1)) as world:
+        with pytest.raises(ExecutionUnavailable) as failed:
+            await world.environments.provision(WORKER, spec())
+        assert failed.value.code is UnavailableCode.SETUP_FAILED
+        assert failed.value.detail == "double prepare: EIO"
+        await wait_all_tasks_blocked()
+        assert len(world.sink.of(SlotPreparationFailed)) == 1
+        assert world.consistent_and_empty()
+
+
+async def test_admission_refuses_before_anything_is_touched(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    greedy = msgspec.structs.replace(LIMITS, pids_max=1_000_000)
+    async with open_world(tmp_path) as world:
+        with pytest.raises(ExecutionRejected) as refused:
+            await world.environments.provision(WORKER, spec(limits=greedy))
+        assert refused.value.code is RejectedCode.LIMIT_ABOVE_CEILING
+        assert world.mechanism.calls == []
+        assert world.store.states() == {}
+
+
+async def test_a_limit_that_the_host_cannot_enforce_is_refused_unless_it_is_listed(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    listed = msgspec.structs.replace(
+        DEFAULT, limits=LimitSettings(defaults=LIMITS, allow_unenforced_limits=("memory",))
+    )
+    script = Script(unenforced=("memory",))
+    async with open_world(tmp_path / "a", script=script) as world:
+        with pytest.raises(ExecutionRejected) as refused:
+            await world.environments.provision(WORKER, spec())
+        assert refused.value.code is RejectedCode.LIMIT_NOT_ENFORCEABLE
+        await wait_all_tasks_blocked()
+        assert world.consistent_and_empty()
+    async with open_world(tmp_path / "b", script=script, settings=listed) as world:
+        handle = await world.environments.provision(WORKER, spec())
+        assert (await world.run(handle)).unenforced_limits == ("memory",)
+
+
+async def test_capacity_is_per_peer_and_in_all(tmp_path: Path, autojump_clock: MockClock) -> None:
+    async with open_world(tmp_path) as world:
+        provision = world.environments.provision
+        for number in range(6):
+            await provision(WORKER, spec(run=f"run{number}"))
+        with pytest.raises(ExecutionUnavailable) as mine:
+            await provision(WORKER, spec(run="one more"))
+        assert mine.value.code is UnavailableCode.CAPACITY
+        for number in range(2):
+            await provision(OTHER_WORKER, spec(run=f"run{number}"))
+        with pytest.raises(ExecutionUnavailable) as everyones:
+            await provision(OTHER_WORKER, spec(run="one more"))
+        assert everyones.value.code is UnavailableCode.CAPACITY
+
+
+async def test_a_place_that_is_being_vacated_is_waited_for(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    async with open_world(tmp_path, script=Script(destroy_seconds=2)) as world:
+        handles = [
+            await world.environments.provision(WORKER, spec(run=f"run{number}"))
+            for number in range(6)
+        ]
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(world.environments.destroy, WORKER, handles[0])
+            nursery.start_soon(world.environments.destroy, WORKER, handles[1])
+            await wait_all_tasks_blocked()
+            began = trio.current_time()
+            for number in range(2):
+                nursery.start_soon(world.environments.provision, WORKER, spec(run=f"new{number}"))
+        assert trio.current_time() - began == 2
+        assert len(await world.environments.list()) == 6
+
+
+async def test_an_audit_log_that_takes_nothing_refuses_new_environments(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    async with open_world(tmp_path) as world:
+        world.sink.fail()
+        with pytest.raises(ExecutionUnavailable) as refused:
+            await world.environments.provision(WORKER, spec())
+        assert refused.value.code is UnavailableCode.AUDIT_UNAVAILABLE
+        await trio.sleep(10)
+        assert not world.mechanism.existing
+        assert world.registry.owned()  # it keeps its place until its end is recorded
+        world.sink.recover()
+        await trio.sleep(2)
+        assert world.consistent_and_empty()
+        (event,) = world.sink.of(EnvironmentDestroyed)
+        assert event.reason is DestroyReason.PROVISION_FAILED
+
+
+# --- leases -----------------------------------------------------------------------------------
+
+
+async def test_a_new_epoch_of_a_run_ends_its_lower_ones_and_nothing_else(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    async with open_world(tmp_path) as world:
+        provision = world.environments.provision
+        old = await provision(WORKER, spec(epoch=1))
+        twin = await provision(WORKER, spec(epoch=1))
+        other_run = await provision(WORKER, spec(run="other", epoch=1))
+        other_tenant = await provision(WORKER, spec(tenant="other", epoch=1))
+        other_uid = await provision(OTHER_WORKER, spec(epoch=1))
+        new = await provision(WORKER, spec(epoch=2))
+        await wait_all_tasks_blocked()
+        live = {info.handle.environment_id for info in await world.environments.list()}
+        assert live == {each.environment_id for each in (other_run, other_tenant, other_uid, new)}
+        for stale in (old, twin):
+            with pytest.raises(StaleLease):
+                await world.run(stale)
+        reasons = [event.reason for event in world.sink.of(EnvironmentDestroyed)]
+        assert reasons == [DestroyReason.SUPERSEDED] * 2
+
+
+async def test_a_new_epoch_ends_the_command_that_the_old_one_runs(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    async with open_world(tmp_path) as world:
+        old = await world.environments.provision(WORKER, spec(epoch=1))
+        results = []
+
+        async def run() -> None:
+            results.append(await world.run(old, Behaviour(seconds=None)))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(run)
+            await wait_all_tasks_blocked()
+            await world.environments.provision(WORKER, spec(epoch=2))
+        assert results[0].killed_by is KillReason.CANCELLED
+
+
+async def test_an_epoch_lower_than_one_seen_is_stale_also_when_nothing_of_the_run_is_left(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    async with open_world(tmp_path) as world:
+        handle = await world.environments.provision(WORKER, spec(epoch=5))
+        await world.environments.destroy(WORKER, handle)
+        calls = len(world.mechanism.calls)
+        with pytest.raises(StaleLease):
+            await world.environments.provision(WORKER, spec(epoch=4))
+        assert len(world.mechanism.calls) == calls
+        await world.environments.provision(WORKER, spec(epoch=5))
+
+
+async def test_an_epoch_that_is_overtaken_while_it_is_built_is_stale(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    async with open_world(tmp_path, script=Script(prepare_seconds=5)) as world:
+        async with trio.open_nursery() as nursery:
+
+            async def overtaken() -> None:
+                with pytest.raises(StaleLease):
+                    await world.environments.provision(WORKER, spec(epoch=1))
+
+            nursery.start_soon(overtaken)
+            await wait_all_tasks_blocked()
+            await world.environments.provision(WORKER, spec(epoch=2))
+        (info,) = await world.environments.list()
+        assert info.handle.lease_epoch == 2
+        assert len(world.mechanism.existing) == 1
+
+
+# --- ownership --------------------------------------------------------------------------------
+
+
+async def test_a_foreign_peer_is_told_the_same_as_for_an_id_that_never_was(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    async with open_world(tmp_path) as world:
+        handle = await world.environments.provision(WORKER, spec())
+        never = msgspec.structs.replace(handle, environment_id="f" * 32)
+        mismatched = msgspec.structs.replace(handle, tenant_id=TenantId("another"))
+        told = []
+        for presented in (handle, mismatched, never):
+            with pytest.raises(ExecutionRejected) as refused:
+                await world.run(presented, peer=OTHER_WORKER)
+            told.append((refused.value.code, refused.value.detail, refused.value.field))
+            await world.environments.destroy(OTHER_WORKER, presented)
+        assert len(set(told)) == 1
+        assert told[0][0] is RejectedCode.ENVIRONMENT_GONE
+        assert (await world.run(handle)).exit_code == 0
+
+
+async def test_another_connection_of_the_same_uid_may_use_an_environment(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    sibling = Peer(uid=WORKER.uid, connection_id=77, role=PeerRole.WORKER)
+    async with open_world(tmp_path) as world:
+        handle = await world.environments.provision(WORKER, spec())
+        assert (await world.run(handle, peer=sibling)).exit_code == 0
+        assert (await world.run(handle, peer=ADMIN)).exit_code == 0
+
+
+async def test_a_handle_of_another_tenant_is_an_escape_and_ends_the_environment(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    async with open_world(tmp_path) as world:
+        handle = await world.environments.provision(WORKER, spec())
+        foreign = msgspec.structs.replace(handle, tenant_id=TenantId("another"))
+        with pytest.raises(SandboxEscapeSuspected) as suspected:
+            await world.run(foreign)
+        assert suspected.value.code is EscapeCode.TENANT_MISMATCH
+        await wait_all_tasks_blocked()
+        assert world.consistent_and_empty()
+        (event,) = world.sink.of(SandboxEscapeWasSuspected)
+        assert (event.code, event.tenant_id) == (EscapeCode.TENANT_MISMATCH, "tenant")
+
+
+async def test_a_wrong_run_or_epoch_is_stale_and_harms_nothing(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    async with open_world(tmp_path) as world:
+        handle = await world.environments.provision(WORKER, spec())
+        for presented in (
+            msgspec.structs.replace(handle, run_id=RunId("another")),
+            msgspec.structs.replace(handle, lease_epoch=2),
+        ):
+            with pytest.raises(StaleLease):
+                await world.run(presented)
+        assert (await world.run(handle)).exit_code == 0
+
+
+# --- the end ----------------------------------------------------------------------------------
+
+
+async def test_destroy_is_proven_audited_and_idempotent(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    async with open_world(tmp_path) as world:
+        handle = await world.environments.provision(WORKER, spec())
+        await world.run(handle, Behaviour(seconds=3.0))
+        await trio.sleep(1)
+        await world.environments.destroy(WORKER, handle)
+        assert not world.mechanism.existing
+        await world.environments.destroy(WORKER, handle)
+        await wait_all_tasks_blocked()
+        assert world.consistent_and_empty()
+        (event,) = world.sink.of(EnvironmentDestroyed)
+        assert event.reason is DestroyReason.REQUESTED
+        assert (event.commands_run, event.lifetime_ms, event.executing_ms) == (1, 4000, 3000)
+
+
+async def test_destroy_during_a_command_gives_its_partial_output_as_cancelled(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    async with open_world(tmp_path) as world:
+        handle = await world.environments.provision(WORKER, spec())
+        results = []
+
+        async def run() -> None:
+            results.append(await world.run(handle, Behaviour(seconds=None, last_words=b"bye")))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(run)
+            await wait_all_tasks_blocked()
+            await world.environments.destroy(WORKER, handle)
+        assert (results[0].killed_by, results[0].stdout) == (KillReason.CANCELLED, b"bye")
+        assert world.consistent_and_empty()
+
+
+async def test_a_destroy_that_fails_is_repeated_in_the_background_and_not_raised(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    async with open_world(tmp_path, script=Script(destroy_failures=2)) as world:
+        handle = await world.environments.provision(WORKER, spec())
+        await world.environments.destroy(WORKER, handle)
+        assert world.mechanism.existing
+        await trio.sleep(10)
+        assert world.consistent_and_empty()
+        attempts = [event.attempt for event in world.sink.of(EnvironmentDestroyFailed)]
+        assert attempts == [1, 2]
+
+
+async def test_what_cannot_be_destroyed_is_quarantined_with_an_alert_and_stays_visible(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    async with open_world(tmp_path, script=Script(destroy_failures=99)) as world:
+        handle = await world.environments.provision(WORKER, spec())
+        await world.environments.destroy(WORKER, handle)
+        await trio.sleep(10)
+        (event,) = world.sink.of(EnvironmentQuarantined)
+        assert (event.environment_id, event.step, event.errno) == (
+            handle.environment_id,
+            "umount",
+            16,
+        )
+        assert world.store.states() == {handle.environment_id: JournalState.QUARANTINED}
+        (info,) = await world.environments.list()
+        assert info.state == State.QUARANTINED
+        assert (await world.environments.describe()).quarantined == (handle.environment_id,)
+        assert not world.sink.of(EnvironmentDestroyed)
+        await world.environments.destroy(WORKER, handle)  # still no error
+        report = await world.environments.reconcile()
+        assert report.destroyed == ()  # an operator's word is needed
+
+
+async def test_expiry_ends_an_idle_environment_exactly_then(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    async with open_world(tmp_path) as world:
+        await world.environments.provision(WORKER, spec())
+        await trio.sleep(14_399)
+        assert len(await world.environments.list()) == 1
+        await trio.sleep(1)
+        await wait_all_tasks_blocked()
+        assert world.consistent_and_empty()
+        assert len(world.sink.of(EnvironmentExpired)) == 1
+
+
+async def test_an_orphan_lives_for_the_grace_and_no_longer(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    async with open_world(tmp_path) as world:
+        await world.environments.provision(WORKER, spec())
+        await trio.sleep(5)
+        world.environments.release_owner(WORKER.connection_id)
+        await trio.sleep(59)
+        assert len(await world.environments.list()) == 1
+        await trio.sleep(1)
+        await wait_all_tasks_blocked()
+        assert world.consistent_and_empty()
+        (event,) = world.sink.of(EnvironmentDestroyed)
+        assert event.reason is DestroyReason.PEER_GONE
+
+
+async def test_a_use_from_another_connection_ends_orphanhood_and_an_operators_does_not(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    reconnected = Peer(uid=WORKER.uid, connection_id=9, role=PeerRole.WORKER)
+    async with open_world(tmp_path) as world:
+        adopted = await world.environments.provision(WORKER, spec(run="adopted"))
+        looked_at = await world.environments.provision(WORKER, spec(run="looked at"))
+        world.environments.release_owner(WORKER.connection_id)
+        await trio.sleep(59)
+        await world.run(adopted, peer=reconnected)
+        await world.run(looked_at, peer=ADMIN)
+        await trio.sleep(1000)
+        (info,) = await world.environments.list()
+        assert info.handle == adopted
+
+
+async def test_an_environment_whose_init_dies_idle_is_ended_and_named(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    async with open_world(tmp_path) as world:
+        await world.environments.provision(WORKER, spec())
+        world.mechanism.sandboxes[0].lose("steward")
+        await wait_all_tasks_blocked()
+        assert world.consistent_and_empty()
+        (event,) = world.sink.of(EnvironmentLost)
+        assert event.part is LostPart.STEWARD
+
+
+async def test_a_mechanism_that_is_gone_tells_callers_and_quarantines_nothing(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    async with open_world(tmp_path, script=Script(destroy_failures=99)) as world:
+        handle = await world.environments.provision(WORKER, spec())
+
+        async def run() -> None:
+            with pytest.raises(ExecutionUnavailable) as lost:
+                await world.run(handle, Behaviour(seconds=None))
+            assert lost.value.code is UnavailableCode.ENVIRONMENT_LOST
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(run)
+            await wait_all_tasks_blocked()
+            assert await world.registry.abandon(within_seconds=5) == 1
+        await trio.sleep(100)
+        assert not world.sink.of(EnvironmentQuarantined)
+        assert world.mechanism.sandboxes[0].killed
+        assert world.store.states() == {handle.environment_id: JournalState.DESTROYING}
+
+
+async def test_a_shutdown_is_bounded_although_nothing_can_be_destroyed(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    async with open_world(tmp_path, script=Script(destroy_seconds=1000)) as world:
+        await world.environments.provision(WORKER, spec())
+        began = trio.current_time()
+        await world.registry.shut_down(DestroyReason.SERVICE_SHUTDOWN)
+        assert trio.current_time() - began == 20
+
+
+# --- the workspace ----------------------------------------------------------------------------
+
+
+async def test_files_go_in_and_out_and_only_for_the_owner(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    async def pieces() -> AsyncIterator[bytes]:
+        yield b"hello "
+        yield b"world"
+
+    taken: list[bytes] = []
+
+    async def take(data: bytes) -> None:
+        taken.append(data)
+
+    async with open_world(tmp_path) as world:
+        handle = await world.environments.provision(WORKER, spec())
+        environments = world.environments
+        await environments.write(WORKER, handle, b"a/b", size_bytes=11, data=pieces())
+        await environments.read(WORKER, handle, b"a/b", maximum_bytes=100, on_content=take)
+        assert b"".join(taken) == b"hello world"
+        with pytest.raises(ExecutionRejected) as foreign:
+            await environments.read(
+                OTHER_WORKER, handle, b"a/b", maximum_bytes=100, on_content=take
+            )
+        assert foreign.value.code is RejectedCode.ENVIRONMENT_GONE
+        with pytest.raises(WorkspaceEscape):
+            await environments.listdir(WORKER, handle, b"../etc")
+
+
+async def test_a_command_that_is_refused_touches_nothing(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    async with open_world(tmp_path) as world:
+        handle = await world.environments.provision(WORKER, spec())
+        for argv in (("./run.sh",), ("a\0b",)):
+            with pytest.raises(ExecutionRejected) as refused:
+                await world.run(handle, ask=command(*argv))
+            assert refused.value.code is RejectedCode.INVALID_COMMAND
+        assert "start" not in world.mechanism.calls
