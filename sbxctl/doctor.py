@@ -30,7 +30,7 @@ def doctor(socket: str, as_json: bool) -> None:
 
     Exit code 0 when nothing is missing, 246 when something is.
     """
-    items = (*_local(socket), *trio.run(_from_daemon, socket))
+    items = trio.run(_from_daemon, socket)
     if as_json:
         print_json(items)
     else:
@@ -43,14 +43,13 @@ async def _from_daemon(socket: str) -> tuple[PostureItem, ...]:
         async with connect_admin(socket) as admin:
             described = await admin.describe()
     except (ExecutionUnavailable, ExecutionRejected) as error:
-        return (
-            PostureItem(
-                name="sbxd",
-                state="missing",
-                detail=f"no answer: {error.detail}",
-                fix="systemctl status sbxd sbxd-launcher; journalctl -u sbxd -u sbxd-launcher",
-            ),
+        silent = PostureItem(
+            name="sbxd",
+            state="missing",
+            detail=f"no answer: {error.detail}",
+            fix="systemctl status sbxd sbxd-launcher; journalctl -u sbxd -u sbxd-launcher",
         )
+        return (*_local(socket), silent)
     summary = (
         f"{described.version}, mechanism {described.mechanism}, {described.deployment_mode}, "
         f"{described.environments} environments, reserve {described.reserve_ready} of "

@@ -24,7 +24,13 @@ _MARKS = {"ok": "[green]ok[/]", "degraded": "[yellow]degraded[/]", "missing": "[
 
 def console() -> Console:
     """Where the report for people goes."""
-    return Console(stderr=True, highlight=False, soft_wrap=True)
+    width = None if sys.stderr.isatty() else 400
+    return Console(stderr=True, highlight=False, soft_wrap=True, width=width)
+
+
+def _page() -> Console:
+    """Stdout for people; where it is no terminal nothing is cut to a width."""
+    return Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else 400)
 
 
 def print_json(document: object) -> None:
@@ -109,7 +115,7 @@ def show_environments(environments: Sequence[EnvironmentInfo]) -> None:
     """The table of `sbxctl ls`, on stdout."""
     table = Table(box=None, padding=(0, 2, 0, 0))
     for heading in ("ENVIRONMENT", "TENANT", "RUN", "STATE", "OWNER", "COMMANDS", "EXPIRES"):
-        table.add_column(heading)
+        table.add_column(heading, no_wrap=True)
     for each in environments:
         table.add_row(
             each.handle.environment_id,
@@ -120,7 +126,7 @@ def show_environments(environments: Sequence[EnvironmentInfo]) -> None:
             str(each.commands_run),
             each.handle.expires_at.strftime("%Y-%m-%d %H:%M:%SZ"),
         )
-    Console(highlight=False, soft_wrap=True).print(table)
+    _page().print(table)
 
 
 def show_environment(info: EnvironmentInfo) -> None:
@@ -146,14 +152,14 @@ def show_environment(info: EnvironmentInfo) -> None:
         ("expires", info.handle.expires_at.isoformat()),
     ):
         table.add_row(name, printable(value))
-    Console(highlight=False, soft_wrap=True).print(table)
+    _page().print(table)
 
 
 def show_images(images: Sequence[ImageInfo]) -> None:
     """The table of `sbxctl image ls`, on stdout."""
     table = Table(box=None, padding=(0, 2, 0, 0))
     for heading in ("DIGEST", "LABEL", "ALIASES", "SIZE", "IN USE", "IMPORTED"):
-        table.add_column(heading)
+        table.add_column(heading, no_wrap=True)
     for image in images:
         table.add_row(
             image.digest,
@@ -163,12 +169,12 @@ def show_images(images: Sequence[ImageInfo]) -> None:
             str(image.in_use),
             image.imported_at.strftime("%Y-%m-%d %H:%M:%SZ"),
         )
-    Console(highlight=False, soft_wrap=True).print(table)
+    _page().print(table)
 
 
 def show_posture(items: Sequence[PostureItem]) -> None:
     """The table of `sbxctl doctor`, on stdout; every line that is not ok has its fix."""
-    out = Console(highlight=False, soft_wrap=True)
+    out = _page()
     for item in items:
         mark = _MARKS.get(item.state, item.state.replace("_", " "))
         out.print(f"{mark:>20}  [bold]{escape(item.name)}[/]  {printable(item.detail)}")
