@@ -157,7 +157,7 @@ class Probe(LauncherMessage, frozen=True, tag="probe", kw_only=True):
 
 class ProbeItem(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     name: str
-    state: Annotated[str, Meta(pattern="^(ok|degraded|missing|not_checked)$")]
+    state: Annotated[str, Meta(pattern=r"^(ok|degraded|missing|not_checked)\Z")]
     detail: str
     fix: str = ""
 

@@ -21,6 +21,7 @@ from typing import Protocol, TypeVar, TypeVarTuple, Unpack
 import msgspec
 import trio
 
+from sbxd.lifecycle.finalize import within_shield
 from sbxd.mechanism.protocol import MechanismError
 from sbxd.port.errors import (
     ExecutionRejected,
@@ -40,6 +41,7 @@ _LAYER_TYPE = "application/vnd.oci.image.layer.v1.tar"
 _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 _LABEL = "sbxd.label"
 _IMPORTED_AT = "sbxd.imported-at"
+CLEANUP_SECONDS = 10.0
 _DOCUMENT_BYTES_MAX = 4 * 1024 * 1024
 
 
@@ -148,8 +150,7 @@ class ImageStore:
             async with self._change:
                 return await self._admit(partial, layer, expected_digest, label)
         finally:
-            with trio.CancelScope(shield=True):
-                await self._run(_unlink_quietly, partial)
+            await within_shield(CLEANUP_SECONDS, lambda: self._run(_unlink_quietly, partial))
 
     async def list(self) -> tuple[ImageInfo, ...]:
         return tuple([await self._run(self._info, entry) for entry in self._index.manifests])
@@ -245,8 +246,7 @@ class ImageStore:
             await self._unpacker.unpack_image(digest)
         except (MechanismError, trio.Cancelled) as problem:
             if existing is None:
-                with trio.CancelScope(shield=True):
-                    await self._run(self._collect)
+                await within_shield(CLEANUP_SECONDS, lambda: self._run(self._collect))
             if isinstance(problem, MechanismError):
                 raise ExecutionUnavailable(
                     UnavailableCode.SETUP_FAILED, f"the image does not unpack: {problem}"

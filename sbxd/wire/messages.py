@@ -355,7 +355,7 @@ class PostureItem(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     """One thing that this host can or cannot enforce, and the exact fix when it cannot."""
 
     name: str
-    state: Annotated[str, Meta(pattern="^(ok|degraded|missing|not_checked)$")]
+    state: Annotated[str, Meta(pattern=r"^(ok|degraded|missing|not_checked)\Z")]
     detail: str
     fix: str = ""
 
