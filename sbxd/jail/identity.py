@@ -29,6 +29,8 @@ class Capability(IntEnum):
 # NOROOT, NO_SETUID_FIXUP, NO_CAP_AMBIENT_RAISE set; KEEP_CAPS clear; all four locked.
 SECUREBITS_LOCKED = 0b1110_1111
 _LAST_CAPABILITY_MAX = 63
+# SIGKILL and SIGSTOP cannot be handled; 32 and 33 are the C library's, which refuses them.
+_NOT_OURS = (signal.SIGKILL, signal.SIGSTOP, 32, 33)
 
 
 def mask(*capabilities: Capability) -> int:
@@ -105,9 +107,14 @@ def set_rlimits(limits: Mapping[str, tuple[int, int]]) -> None:
 
 
 def reset_signals() -> None:
-    """Every disposition to the default (an interpreter ignores SIGPIPE) and an empty mask."""
-    for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
-        signal.signal(number, signal.SIG_DFL)
+    """Every disposition to the default (an interpreter ignores SIGPIPE) and an empty mask.
+
+    Not by the interpreter's own functions, which would make an object for each signal, in memory
+    that is shared until it is written to.
+    """
+    for number in range(1, signal.NSIG):
+        if number not in _NOT_OURS:
+            syscalls.signal_default(number)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
 

@@ -38,6 +38,8 @@ if platform.machine() not in NUMBERS:
 _NUMBER: Final = NUMBERS[platform.machine()]
 _LIBC: Final = ctypes.PyDLL(None, use_errno=True)
 _LIBC.syscall.restype = ctypes.c_long
+_LIBC.signal.restype = ctypes.c_void_p
+_LIBC.signal.argtypes = (ctypes.c_int, ctypes.c_void_p)
 
 CLONE_NEWNS = 0x0002_0000
 CLONE_NEWCGROUP = 0x0200_0000
@@ -281,6 +283,13 @@ def signalfd(signals: Sequence[Signals]) -> int:
     mask = struct.pack("Q", sum(1 << (number - 1) for number in signals))
     flags = ctypes.c_uint(SFD_NONBLOCK | SFD_CLOEXEC)
     return _call("signalfd4", _long(-1), mask, _long(len(mask)), flags)
+
+
+def signal_default(number: int) -> None:
+    """signal(number, SIG_DFL), by the C library, which knows each machine's struct sigaction."""
+    if _LIBC.signal(number, None) == ctypes.c_void_p(-1).value:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code), "signal")
 
 
 def setdomainname(name: bytes) -> None:

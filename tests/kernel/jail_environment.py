@@ -58,6 +58,7 @@ SETTINGS: Mapping[str, Any] = {
     "seccomp_steward": filter_refusing(PERSONALITY, errno.EXDEV).hex(),
     "maps": "write",
     "cgroup_namespace": "box",
+    "steward": "probe",
 }
 
 
@@ -275,15 +276,23 @@ class Running:
 @contextmanager
 def environment(**changes: Any) -> Iterator[Environment]:
     """Build an environment and remove it. Raises LaunchFailed."""
-    pairs = [
-        socket.socketpair(socket.AF_UNIX, kind)
-        for kind in (socket.SOCK_SEQPACKET, socket.SOCK_SEQPACKET, socket.SOCK_SEQPACKET)
-    ]
-    settings = json.dumps({**SETTINGS, **changes})
+    settings = {**SETTINGS, **changes}
+    packets, stream = socket.SOCK_SEQPACKET, socket.SOCK_STREAM
+    kinds = (packets, packets, stream if settings["steward"] == "server" else packets)
+    pairs = [socket.socketpair(socket.AF_UNIX, kind) for kind in kinds]
     theirs = [theirs.fileno() for _, theirs in pairs]
     # The host must find its descriptors at 3, 4 and 5, and its parent's death must end it.
     process = subprocess.Popen(
-        [sys.executable, "-X", "faulthandler", "-c", _LIFT, str(HOST), settings, *map(str, theirs)],
+        [
+            sys.executable,
+            "-X",
+            "faulthandler",
+            "-c",
+            _LIFT,
+            str(HOST),
+            json.dumps(settings),
+            *map(str, theirs),
+        ],
         pass_fds=theirs,
     )
     for _, end in pairs:

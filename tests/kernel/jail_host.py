@@ -16,12 +16,13 @@ import stat
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 from sbxd.jail import build, construct, mounts, syscalls
 from sbxd.jail.plan import IdBlock, JailPlan
 from sbxd.jail.steps import JailError
+from sbxd.jail.steward_process import Serve
+from sbxd.steward.server import serve
 
 CONTROL, INIT_CHANNEL, STEWARD_CHANNEL = 3, 4, 5
 
@@ -176,7 +177,8 @@ def main() -> None:
             shm_bytes=settings["shm_bytes"],
             rlimits={name: tuple(pair) for name, pair in settings["rlimits"].items()},
         )
-        serve_host(control, tree, plan, MAP_WRITERS[settings["maps"]])
+        server = serve if settings["steward"] == "server" else probe
+        serve_host(control, tree, plan, MAP_WRITERS[settings["maps"]], server)
     finally:
         tree.remove()
         syscalls.umount2(scratch.encode(), syscalls.MNT_DETACH)
@@ -193,7 +195,7 @@ def refuse(pid: int, lines: str) -> None:
     raise OSError(errno.EPERM, os.strerror(errno.EPERM))
 
 
-MAP_WRITERS: dict[str, Callable[[int, str], None]] = {
+MAP_WRITERS: dict[str, construct.MapWriter] = {
     "write": write_maps,
     "kill": die_instead,
     "refuse": refuse,
@@ -206,11 +208,15 @@ def enter_a_cgroup_namespace_of_its_own(_: build.InitContext) -> None:
 
 
 def serve_host(
-    control: socket.socket, tree: Tree, plan: JailPlan, maps: Callable[[int, str], None]
+    control: socket.socket,
+    tree: Tree,
+    plan: JailPlan,
+    maps: construct.MapWriter,
+    server: Serve,
 ) -> None:
     began = time.monotonic()
     try:
-        launched = construct.launch(plan, maps, probe)
+        launched = construct.launch(plan, maps, server)
     except JailError as problem:
         children = True
         try:
