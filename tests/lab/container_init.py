@@ -49,6 +49,8 @@ def main(root: Path) -> None:
     kernel.pivot_root(Path("."), Path("."))
     kernel.detach(Path("."))
     os.chdir("/")
+    # systemd takes this for done by whoever started it in a container; credentials depend on it.
+    kernel.share_mounts()
     environment = {
         "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
         "container": "sbxd-lab",

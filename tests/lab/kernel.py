@@ -13,6 +13,7 @@ from pathlib import Path
 CLONE_NEWNS = 0x00020000
 MS_REC = 0x4000
 MS_PRIVATE = 0x40000
+MS_SHARED = 0x100000
 MNT_DETACH = 2
 PR_SET_PDEATHSIG = 1
 SYS_PIVOT_ROOT = 155  # x86-64: the only architecture whose kernel the uml lane has
@@ -30,6 +31,11 @@ def private_mounts() -> None:
     """Give this process a mount namespace from which nothing propagates back."""
     _check(_libc.unshare(CLONE_NEWNS), "unshare")
     _check(_libc.mount(None, b"/", None, MS_REC | MS_PRIVATE, None), "make mounts private")
+
+
+def share_mounts() -> None:
+    """Have mounts of this namespace propagate to those made from it, as systemd does on a host."""
+    _check(_libc.mount(None, b"/", None, MS_REC | MS_SHARED, None), "make mounts shared")
 
 
 def die_with_parent() -> None:

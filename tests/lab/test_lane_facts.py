@@ -71,6 +71,16 @@ def test_the_image_for_sandboxes_is_there(lane: str) -> None:
 
 
 @in_both
+def test_a_service_gets_its_credential(lane: str) -> None:
+    got = run(
+        *("systemd-run", "--quiet", "--wait", "--pipe", "--property=User=sbxd"),
+        *("--property=LoadCredential=x:/etc/sbxd/service-credential", "/bin/sh", "-c"),
+        'cat "$CREDENTIALS_DIRECTORY/x"',
+    )
+    assert got == Path("/etc/sbxd/service-credential").read_text()
+
+
+@in_both
 def test_cgroup_kill_empties_a_group(lane: str) -> None:
     group = CGROUP / "fact-kill"
     group.mkdir()
