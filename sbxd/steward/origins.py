@@ -1,0 +1,89 @@
+"""Who put a file where it is.
+
+The record is written by the write itself and by nothing else; it lives and dies with the volume.
+A volume starts empty, so what the host did not write, the sandbox did; only what was there when
+the steward started is UNKNOWN. Where a record is lost or too costly to check, the answer errs
+towards SANDBOX_WRITTEN.
+"""
+
+import os
+import stat
+from dataclasses import dataclass
+
+from sbxd.steward.digest import Budget, Digester
+from sbxd.steward.files import OPEN_PATH, open_beneath, refusal
+from sbxd.steward.frames import Origin, Status
+from sbxd.steward.tree import Clock, Node, ctime_of, record_of
+
+RECORDS_MAX = 100_000
+HASH_BYTES_MAX = 1024 * 1024 * 1024
+
+
+@dataclass
+class _Record:
+    """proven: the content was compared when the ctime was old enough to be proof."""
+
+    device: int
+    inode: int
+    ctime_ns: int
+    digest: bytes
+    proven: bool = False
+
+
+class Origins:
+    """The records of one workspace. `before` is what was there when it was opened."""
+
+    def __init__(self, root_fd: int, digester: Digester, clock: Clock, before: Node) -> None:
+        self._root_fd = root_fd
+        self._digester = digester
+        self._clock = clock
+        self._before = before
+        self._records: dict[bytes, _Record] = {}
+
+    def enter(self, path: bytes, status: os.stat_result, digest: bytes) -> None:
+        """The host wrote this."""
+        self._records.pop(path, None)
+        if len(self._records) >= RECORDS_MAX:
+            del self._records[next(iter(self._records))]
+        ctime = ctime_of(record_of(status, self._clock))
+        self._records[path] = _Record(status.st_dev, status.st_ino, ctime, digest)
+
+    def origin(self, path: bytes) -> Origin:
+        """UNKNOWN for what is not there. Raises Refusal: ESCAPE, REFUSED."""
+        try:
+            found = open_beneath(self._root_fd, path, OPEN_PATH)
+        except OSError as problem:
+            refused = refusal(problem)
+            if refused.status is Status.NOT_FOUND:
+                return Origin.UNKNOWN
+            raise refused from None
+        try:
+            status = os.fstat(found)
+        finally:
+            os.close(found)
+        if stat.S_ISDIR(status.st_mode):
+            return Origin.UNKNOWN
+        record = self._records.get(path)
+        if record is None:
+            same = self._before.get(os.fsdecode(path)) == record_of(status, self._clock)
+            return Origin.UNKNOWN if same else Origin.SANDBOX_WRITTEN
+        if self._holds(path, record, status):
+            return Origin.TOOL_WRITTEN
+        del self._records[path]
+        return Origin.SANDBOX_WRITTEN
+
+    def _holds(self, path: bytes, record: _Record, status: os.stat_result) -> bool:
+        """Whether these are still the bytes that the host wrote."""
+        if (record.device, record.inode) != (status.st_dev, status.st_ino):
+            return False
+        ctime = ctime_of(record_of(status, self._clock))
+        if record.proven and record.ctime_ns == ctime:
+            return True
+        old_enough = self._clock.now_ns() - ctime > self._clock.racy_ns
+        digest = self._digester.of(path, status.st_mode, Budget(HASH_BYTES_MAX), _never)
+        record.ctime_ns, record.proven = ctime, old_enough
+        return digest == record.digest
+
+
+def _never() -> None:
+    return
