@@ -98,6 +98,8 @@ class Reserve:
                 await trio.sleep(RETRY_SECONDS_MIN)
                 continue
             await self._wait_pause()
+            if len(self._slots) >= self.target:
+                continue  # one was given back meanwhile, or there are to be none any more
             slot = await self._build(self._profile)
             if slot is not None:
                 await slot.prepared.wait()
