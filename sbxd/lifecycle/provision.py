@@ -65,7 +65,7 @@ class Provisioner:
         await self._wait_room(owner)
         profile = SlotProfile(specification.image_digest, specification.limits)
         tenant = Tenant(tenancy, specification, taken_at=started_at)
-        slot = self._registry.reserve.take(profile)
+        slot = self._registry.reserve.find(profile)
         origin = SlotOrigin.COLD if slot is None else SlotOrigin.RESERVE
         if slot is None:
             slot = self._registry.new(profile)
@@ -184,6 +184,7 @@ class Provisioner:
         _refuse_if_ending(slot)
         slot.apply(Event.ASSIGNED)
         self._registry.reaper.wake()
+        self._registry.reserve.wake()
         return handle
 
     def _refuse_unenforced(self, slot: Supervisor) -> None:
@@ -214,7 +215,6 @@ class Provisioner:
             slot.tenant = None
             slot.ends_at = ends_at
             slot.holders.clear()
-            self._registry.reserve.give_back(slot)
 
 
 def _refuse_if_ending(slot: Supervisor) -> None:

@@ -6,7 +6,6 @@ requests are being served building waits for a pause, though never for longer th
 After a failure the next attempt waits, twice as long each time.
 """
 
-from collections import deque
 from collections.abc import Awaitable, Callable
 
 import trio
@@ -19,6 +18,7 @@ from sbxd.mechanism.protocol import SlotProfile
 PATIENCE_SECONDS = 0.1
 RETRY_SECONDS_MIN = 1.0
 RETRY_SECONDS_MAX = 60.0
+_COUNTING = frozenset({State.READY, State.ASSIGNING})
 
 
 def fits(profile: SlotProfile, wanted: SlotProfile) -> bool:
@@ -52,7 +52,7 @@ class Reserve:
         self._build = build
         self._can_build = can_build
         self._is_busy = is_busy
-        self._slots: deque[Supervisor] = deque()
+        self._slots: list[Supervisor] = []  # oldest first
         self._changed = trio.Event()
         self._idle = trio.Event()
         self.target = 0 if profile is None else target
@@ -61,21 +61,15 @@ class Reserve:
     def ready(self) -> int:
         return sum(1 for slot in self._slots if slot.state is State.READY)
 
-    def take(self, wanted: SlotProfile) -> Supervisor | None:
-        """The oldest ready slot that fits, which leaves the reserve; None when there is none."""
+    def find(self, wanted: SlotProfile) -> Supervisor | None:
+        """The oldest ready slot that fits; None when there is none.
+
+        The caller takes it (`Event.TAKEN`, legal once) before its next checkpoint; until it is
+        assigned or ended it counts, so that one that is returned finds its place free.
+        """
         if self._profile is None or not fits(self._profile, wanted):
             return None
-        taken = None
-        while self._slots and taken is None:
-            candidate = self._slots.popleft()
-            if candidate.state is State.READY:
-                taken = candidate
-        self.wake()
-        return taken
-
-    def give_back(self, slot: Supervisor) -> None:
-        """Take back a slot that was taken and that nothing of a tenant has touched."""
-        self._slots.appendleft(slot)
+        return next((slot for slot in self._slots if slot.state is State.READY), None)
 
     def wake(self) -> None:
         """A slot is missing, or may be."""
@@ -90,7 +84,7 @@ class Reserve:
         retry_seconds = RETRY_SECONDS_MIN
         while True:
             self._changed = trio.Event()
-            self._slots = deque(slot for slot in self._slots if slot.state is State.READY)
+            self._slots = [slot for slot in self._slots if slot.state in _COUNTING]
             if self._profile is None or len(self._slots) >= self.target:
                 await self._changed.wait()
                 continue
@@ -98,8 +92,8 @@ class Reserve:
                 await trio.sleep(RETRY_SECONDS_MIN)
                 continue
             await self._wait_pause()
-            if len(self._slots) >= self.target:
-                continue  # one was given back meanwhile, or there are to be none any more
+            if self.target == 0:
+                continue
             slot = await self._build(self._profile)
             if slot is not None:
                 await slot.prepared.wait()
@@ -119,5 +113,6 @@ class Reserve:
     def discard(self) -> None:
         """End every slot and build none any more."""
         self.target = 0
-        while self._slots:
-            self._slots.popleft().request_end(DestroyReason.SERVICE_SHUTDOWN)
+        for slot in self._slots:
+            if slot.state is State.READY:
+                slot.request_end(DestroyReason.SERVICE_SHUTDOWN)
