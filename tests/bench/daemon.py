@@ -58,7 +58,7 @@ class Daemon:
         """Under a run of its own."""
         limits = self.limits
         if profile is Profile.COLD:
-            limits = msgspec.structs.replace(limits, workspace_bytes=32 * MIB, inodes_max=20_000)
+            limits = msgspec.structs.replace(limits, workspace_bytes=96 * MIB, inodes_max=20_000)
         return EnvironmentSpec(
             tenant_id=TenantId("bench"),
             run_id=RunId(f"bench-{secrets.token_hex(6)}"),
@@ -71,11 +71,14 @@ class Daemon:
         )
 
     async def wait_reserve_full(self) -> None:
-        """Until the reserve has as many slots as it should. Raises OperationFailed after 30 s."""
+        """Until the reserve has as many slots as it should. Raises OperationFailed after 30 s,
+        and for a daemon that keeps no reserve."""
         begun_ns = time.perf_counter_ns()
         with trio.move_on_after(REFILL_SECONDS):
             while True:
                 described = await self.admin.describe()
+                if described.reserve_target == 0:
+                    raise OperationFailed("the daemon keeps no reserve: set images.default")
                 if described.reserve_ready >= described.reserve_target:
                     self.refill_ms.append(elapsed_ms(begun_ns))
                     return
