@@ -114,6 +114,7 @@ class NamespacesSandbox:
         self._steward_stream = trio.SocketStream(_socket(fds["steward_channel"]))
         self._steward = StewardClient(self._steward_stream)
         self._lost = trio.Event()
+        self._lost_part = "init"
         self._ending = False
         self._released = False
         self._destroying = trio.Lock()
@@ -153,15 +154,18 @@ class NamespacesSandbox:
         """The launcher reaped init or the steward."""
         if died.process == "init":
             self._init.lose()
-        self._lose()
+        self._lose(died.process)
 
-    def _lose(self) -> None:
+    def _lose(self, part: str = "init") -> None:
         if not self._ending:
+            if not self._lost.is_set():
+                self._lost_part = "launcher" if self._client.is_lost else part
             self._lost.set()
 
-    async def wait_lost(self) -> None:
-        """Until init or the steward is gone by itself."""
+    async def wait_lost(self) -> str:
+        """Until "init", "steward" or "launcher" is gone by itself: which one."""
         await self._lost.wait()
+        return self._lost_part
 
     def kill(self) -> None:
         """Kill everything in the environment at once."""
