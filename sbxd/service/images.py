@@ -102,25 +102,29 @@ class ImageStore:
         self._limiter = limiter
         self._now = now
         self._change = trio.Lock()
+        self._unusable: set[str] = set()  # listed, but the mechanism could not unpack it
         self._index = Index(schema_version=2, media_type=_INDEX_TYPE, manifests=())
 
     async def open(self) -> tuple[str, ...]:
         """Read the index, verify each manifest, and make every alias' image usable.
 
         Returns the problems found (an alias without its image, a damaged manifest), for the log
-        and for `doctor`; they make those images unknown, not the service unusable.
+        and for `doctor`; they make those images unknown, not the service unusable. What a killed
+        import left is removed, unless there is damage that those blobs might mend.
         """
         await self._run(self._make_layout)
         problems = [*await self._run(self._read_index)]
+        if not problems:
+            await self._run(self._collect)
         for digest in sorted(self.known()):
             try:
                 await self._unpacker.unpack_image(digest)
             except MechanismError as problem:
                 problems.append(f"image {digest} is ignored: it does not unpack ({problem})")
-                self._forget(digest)
-        known = self.known()
+                self._unusable.add(digest)
+        listed = {entry.digest for entry in self._index.manifests}
         for name, digest in sorted(self._aliases.items()):
-            if digest not in known:
+            if digest not in listed:
                 problems.append(
                     f"image alias {name!r} names {digest}, which is not in the store: "
                     "import it with `sbxctl image import`"
@@ -129,7 +133,7 @@ class ImageStore:
 
     def known(self) -> frozenset[str]:
         """The digests that a specification may name."""
-        return frozenset(entry.digest for entry in self._index.manifests)
+        return frozenset(entry.digest for entry in self._index.manifests) - self._unusable
 
     async def import_tar(
         self,
@@ -252,6 +256,7 @@ class ImageStore:
                     UnavailableCode.SETUP_FAILED, f"the image does not unpack: {problem}"
                 ) from problem
             raise
+        self._unusable.discard(digest)
         others = [e for e in self._index.manifests if e.digest != digest]
         await self._run(self._replace_index, [*others, entry])
         return await self._run(self._info, entry)
@@ -264,7 +269,10 @@ class ImageStore:
     def _make_layout(self) -> None:
         self._blobs.mkdir(parents=True, exist_ok=True)
         (self._directory / "ingress").mkdir(exist_ok=True)
-        for leftover in (self._directory / "ingress").iterdir():
+        for leftover in (
+            *(self._directory / "ingress").iterdir(),
+            *self._directory.glob(".index.json.*"),
+        ):
             leftover.unlink()
         layout = self._directory / "oci-layout"
         if not layout.exists():
@@ -274,7 +282,13 @@ class ImageStore:
         path = self._directory / "index.json"
         if not path.exists():
             return []
-        index = msgspec.json.decode(path.read_bytes(), type=Index)
+        try:
+            index = msgspec.json.decode(path.read_bytes(), type=Index)
+        except (msgspec.DecodeError, UnicodeDecodeError) as damage:
+            return [
+                f"the store's index is damaged, so no image is known ({damage}): "
+                "restore it, or import the images again"
+            ]
         problems, good = [], []
         for entry in index.manifests:
             problem = self._damage(entry)
@@ -340,10 +354,6 @@ class ImageStore:
             imported_at=datetime.fromisoformat(entry.annotations[_IMPORTED_AT]),
             in_use=self._in_use(entry.digest),
         )
-
-    def _forget(self, digest: str) -> None:
-        kept = tuple(entry for entry in self._index.manifests if entry.digest != digest)
-        self._index = Index(schema_version=2, media_type=_INDEX_TYPE, manifests=kept)
 
     def _names(self, digest: str) -> tuple[str, ...]:
         return tuple(sorted(name for name, target in self._aliases.items() if target == digest))
