@@ -70,19 +70,34 @@ class Call:
         """Send the announced bytes as credit allows; returns early at a terminal reply.
 
         Raises: ExecutionUnavailable(UNREACHABLE); ValueError when `data` holds more or fewer
-        bytes than were announced.
+        bytes than were announced, and the last of them was then not sent.
         """
+        left = self._channel.bytes_owed(self.request_id)
+        last = b""
         async for piece in data:
-            view = memoryview(piece)
-            while view:
-                window = await self._wait_credit()
-                if window is None:
-                    return
-                size = min(window, m.CHUNK_BYTES_MAX, len(view))
-                self._channel.post(m.Upload(request_id=self.request_id, data=bytes(view[:size])))
-                view = view[size:]
-        if self._channel.is_uploading(self.request_id):
+            if len(piece) > left or (last and piece):
+                raise ValueError("more bytes were given than announced")
+            if left and not self._channel.is_uploading(self.request_id):
+                return  # answered before the end of the upload
+            left -= len(piece)
+            if left:
+                await self._send(piece)
+            else:
+                # Kept until `data` has ended: the daemon acts on the last byte.
+                last = last or piece
+        if left and self._channel.is_uploading(self.request_id):
             raise ValueError("fewer bytes were given than announced")
+        await self._send(last)
+
+    async def _send(self, data: bytes) -> None:
+        view = memoryview(data)
+        while view:
+            window = await self._wait_credit()
+            if window is None:
+                return
+            size = min(window, m.CHUNK_BYTES_MAX, len(view))
+            self._channel.post(m.Upload(request_id=self.request_id, data=bytes(view[:size])))
+            view = view[size:]
 
     def cancel(self) -> None:
         """Ask the daemon to end the request. Without effect when it is over, or asked already."""
@@ -115,8 +130,6 @@ class Call:
             self._channel.raise_if_lost()
             if any(type(message) in ALL_TERMINAL for message in self._inbox):
                 return None
-            if not self._channel.is_uploading(self.request_id):
-                raise ValueError("more bytes were given than announced")
             window = self._channel.credit_bytes(self.request_id)
             if window:
                 return window
@@ -219,6 +232,9 @@ class Channel:
 
     def is_uploading(self, request_id: int) -> bool:
         return self._connection.request_state(request_id) == "UPLOADING"
+
+    def bytes_owed(self, request_id: int) -> int:
+        return self._connection.bytes_owed(request_id)
 
     def credit_bytes(self, request_id: int) -> int:
         return self._connection.credit_bytes(request_id)

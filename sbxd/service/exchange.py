@@ -128,7 +128,7 @@ class Exchange:
             credit = self._connection.credit_bytes(self.request_id)
             if credit:
                 return min(credit, wanted, CHUNK_BYTES_MAX)
-            if not self._connection.owes_bytes(self.request_id):
+            if not self._connection.bytes_owed(self.request_id):
                 raise LocalProtocolError("a handler sends more than was asked for")
             await self._credited.wait()
 
@@ -137,7 +137,7 @@ class Exchange:
         the rest never comes and this waits to be cancelled."""
         await self._return_credit()
         while not self._uploaded:
-            if not self._connection.awaits_bytes(self.request_id):
+            if not self._connection.bytes_awaited(self.request_id):
                 return None
             await self._arrived.wait()
         piece = self._uploaded.popleft()

@@ -184,6 +184,8 @@ class Session:
                 self._last_received = trio.current_time()
                 self._connection.receive_data(data)
         except RemoteProtocolError as error:
+            if self._connection.has_ended:
+                return None  # it went away within a frame: nobody is left to be told
             self._refusal = PeerRefusal.PROTOCOL_VIOLATED
             self._farewell = m.Goodbye(code=m.GoodbyeCode.PROTOCOL, reason=error.detail)
             return None

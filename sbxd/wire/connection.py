@@ -72,6 +72,11 @@ class _Connection(Generic[Received, Sent]):
         return self._ledger.role
 
     @property
+    def has_ended(self) -> bool:
+        """Whether the peer's stream has ended."""
+        return self._ended
+
+    @property
     def open_requests(self) -> int:
         """How many requests have no terminal reply yet."""
         return len(self._ledger.requests)
@@ -100,20 +105,21 @@ class _Connection(Generic[Received, Sent]):
             return min(entry.download_window, entry.download_left)
         return min(entry.upload_window, entry.upload_left)
 
-    def owes_bytes(self, request_id: int) -> bool:
-        """Whether this side may still send chunks for a request, with credit or without."""
+    def bytes_owed(self, request_id: int) -> int:
+        """How many bytes of chunks this side may still send for a request, with credit or
+        without; 0 when it is DONE."""
         entry = self._ledger.requests.get(request_id)
         if entry is None:
-            return False
-        return bool(entry.download_left if self._us is Sender.SERVER else entry.upload_left)
+            return 0
+        return entry.download_left if self._us is Sender.SERVER else entry.upload_left
 
-    def awaits_bytes(self, request_id: int) -> bool:
-        """Whether announced bytes have not arrived, also when the request was cancelled and
-        they never will."""
+    def bytes_awaited(self, request_id: int) -> int:
+        """How many bytes of chunks the peer may still send for a request. After a Cancel they
+        may never come."""
         entry = self._ledger.requests.get(request_id)
         if entry is None:
-            return False
-        return bool(entry.upload_left if self._us is Sender.SERVER else entry.download_left)
+            return 0
+        return entry.upload_left if self._us is Sender.SERVER else entry.download_left
 
     def receive_data(self, data: bytes) -> None:
         """Take received bytes; b"" says that the peer ended its stream.

@@ -79,3 +79,28 @@ async def greeted_server(stream: trio.abc.Stream) -> RawEnd:
     assert isinstance(await raw.receive(), m.Hello)
     await raw.send(WELCOME)
     return raw
+
+
+class Stuck(trio.abc.Stream):
+    """A stream whose peer sends and, after `taken` bytes, never reads."""
+
+    def __init__(self, incoming: trio.abc.ReceiveStream, taken: int) -> None:
+        self._incoming = incoming
+        self.left = taken
+        self.closed = trio.Event()
+
+    async def receive_some(self, max_bytes: int | None = None) -> bytes | bytearray:
+        return await self._incoming.receive_some(max_bytes)
+
+    async def send_all(self, data: bytes | bytearray | memoryview) -> None:
+        if len(data) > self.left:
+            await trio.sleep_forever()
+        self.left -= len(data)
+        await trio.lowlevel.checkpoint()
+
+    async def wait_send_all_might_not_block(self) -> None:
+        await trio.lowlevel.checkpoint()
+
+    async def aclose(self) -> None:
+        self.closed.set()
+        await trio.lowlevel.checkpoint()

@@ -22,7 +22,7 @@ from sbxd.wire import messages as m
 from sbxd.wire.connection import HELLO_BYTES_MAX, ServerConnection
 from sbxd.wire.legality import Role
 from tests.service.memory import MemoryDaemon, memory_daemon
-from tests.service.raw import HELLO, RawEnd, greeted_client, raw_client
+from tests.service.raw import HELLO, RawEnd, Stuck, greeted_client, raw_client
 from tests.service.requests import SCRIPT, SPECIFICATION, command, provisioned, specification
 
 HEARTBEAT = FAKE_SETTINGS.service.heartbeat_seconds
@@ -392,31 +392,6 @@ async def test_a_peer_that_answers_no_ping_is_closed(autojump_clock: MockClock) 
         farewell = await farewell_of(raw)
         assert farewell.code is m.GoodbyeCode.IDLE
         assert trio.current_time() == 2 * HEARTBEAT
-
-
-class Stuck(trio.abc.Stream):
-    """A stream whose peer sends and, after `taken` bytes, never reads."""
-
-    def __init__(self, incoming: trio.abc.ReceiveStream, taken: int) -> None:
-        self._incoming = incoming
-        self.left = taken
-        self.closed = trio.Event()
-
-    async def receive_some(self, max_bytes: int | None = None) -> bytes | bytearray:
-        return await self._incoming.receive_some(max_bytes)
-
-    async def send_all(self, data: bytes | bytearray | memoryview) -> None:
-        if len(data) > self.left:
-            await trio.sleep_forever()
-        self.left -= len(data)
-        await trio.lowlevel.checkpoint()
-
-    async def wait_send_all_might_not_block(self) -> None:
-        await trio.lowlevel.checkpoint()
-
-    async def aclose(self) -> None:
-        self.closed.set()
-        await trio.lowlevel.checkpoint()
 
 
 async def test_a_peer_that_never_reads_is_held_back_and_then_closed_while_others_are_served(

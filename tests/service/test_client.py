@@ -1,0 +1,630 @@
+"""The worker's client under asyncio and trio, against a daemon that the test plays."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import anyio
+import msgspec
+import pytest
+from anyio.abc import ByteStream
+
+from sbxd.client import remote
+from sbxd.client.remote import Hooks, RemoteExecutionEnvironment, RunDeadline, connect
+from sbxd.client.workspace import RemoteWorkspace
+from sbxd.port.command import Evidence, ExecutionCommand, ExecutionResult, KillReason, Usage
+from sbxd.port.errors import (
+    ExecutionRejected,
+    ExecutionUnavailable,
+    RejectedCode,
+    RunBudgetTooLow,
+    StaleLease,
+    UnavailableCode,
+)
+from sbxd.wire import messages as m
+from sbxd.wire.connection import Pause, ServerConnection
+from sbxd.wire.legality import Role
+from tests.properties.test_wire_legality import HANDLE
+from tests.service.raw import WELCOME
+from tests.service.requests import SPECIFICATION
+
+COMMAND = ExecutionCommand(
+    argv=("true",),
+    working_directory=".",
+    timeout_seconds=60,
+    stdin=None,
+    maximum_output_bytes=2**23,
+)
+
+
+def executed(request_id: int, killed_by: KillReason | None = None) -> m.Executed:
+    return m.Executed(
+        request_id=request_id,
+        exit_code=None if killed_by else 0,
+        signal=None,
+        stdout_truncated=False,
+        stderr_truncated=False,
+        timed_out=killed_by is KillReason.TIMEOUT,
+        killed_by=killed_by,
+        files_changed_truncated=False,
+        duration_ms=1,
+        evidence=Evidence(),
+        usage=Usage(),
+    )
+
+
+def output(request_id: int, data: bytes) -> m.Output:
+    return m.Output(request_id=request_id, stream=m.OutputStream.STDOUT, data=data)
+
+
+@dataclass
+class Daemon:
+    """The daemon's end of one connection, played message by message."""
+
+    stream: ByteStream
+    connection: ServerConnection = field(default_factory=lambda: ServerConnection(role=Role.WORKER))
+
+    async def receive(self) -> m.Message | None:
+        """The client's next message; None at the end."""
+        while True:
+            event = self.connection.next_event()
+            if event is Pause.CLOSED:
+                return None
+            if not isinstance(event, Pause):
+                return event
+            try:
+                self.connection.receive_data(await self.stream.receive())
+            except (anyio.EndOfStream, anyio.BrokenResourceError):
+                if self.connection.buffered_bytes:
+                    return None  # within a frame
+                self.connection.receive_data(b"")
+
+    async def expect(self, kind: type[m.Message]) -> Any:
+        message = await self.receive()
+        assert isinstance(message, kind), message
+        return message
+
+    async def send(self, message: m.Message) -> None:
+        await self.stream.send(self.connection.send(message))
+
+    async def greet(self) -> None:
+        await self.expect(m.Hello)
+        await self.send(WELCOME)
+
+
+Play = Callable[[Daemon], Awaitable[None]]
+
+
+@pytest.fixture(params=["asyncio", "trio"])
+def backend(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> str:
+    return str(tmp_path / "worker.sock")
+
+
+@asynccontextmanager
+async def playing(path: str, play: Play) -> AsyncIterator[None]:
+    """A daemon that serves one connection by `play`, to its end."""
+    async with await anyio.create_unix_listener(path) as listener:
+        finished = anyio.Event()
+
+        async def serve() -> None:
+            async with await listener.accept() as stream:
+                await play(Daemon(stream))
+            finished.set()
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(serve)
+            yield
+            with anyio.fail_after(5):
+                await finished.wait()
+
+
+def run(backend: str, main: Callable[[], Awaitable[None]]) -> None:
+    anyio.run(main, backend=backend)
+
+
+# --- connecting -------------------------------------------------------------------------------
+
+
+def test_no_socket_is_unreachable_and_the_text_names_no_path(backend: str, path: str) -> None:
+    async def main() -> None:
+        async with connect(path):
+            raise AssertionError
+
+    with pytest.raises(ExecutionUnavailable) as caught:
+        run(backend, main)
+    assert caught.value.code is UnavailableCode.UNREACHABLE
+    assert path not in caught.value.detail
+
+
+@pytest.mark.parametrize(
+    ("code", "error"),
+    [
+        (m.GoodbyeCode.NOT_AUTHORIZED, ExecutionRejected),
+        (m.GoodbyeCode.VERSION, ExecutionRejected),
+        (m.GoodbyeCode.CAPACITY, ExecutionUnavailable),
+        (m.GoodbyeCode.SHUTTING_DOWN, ExecutionUnavailable),
+    ],
+)
+def test_a_farewell_instead_of_a_welcome_is_a_typed_error(
+    backend: str, path: str, code: m.GoodbyeCode, error: type[Exception]
+) -> None:
+    async def refuse(daemon: Daemon) -> None:
+        await daemon.send(m.Goodbye(reason="no", code=code))  # without reading the Hello
+
+    async def main() -> None:
+        async with playing(path, refuse):
+            with pytest.raises(error):
+                async with connect(path):
+                    raise AssertionError
+
+    run(backend, main)
+
+
+def test_a_daemon_that_does_not_greet_is_unreachable(
+    backend: str, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote, "CONNECT_SECONDS", 0.05)
+
+    async def silent(daemon: Daemon) -> None:
+        await daemon.expect(m.Hello)
+        assert await daemon.receive() is None
+
+    async def main() -> None:
+        async with playing(path, silent):
+            with pytest.raises(ExecutionUnavailable):
+                async with connect(path):
+                    raise AssertionError
+
+    run(backend, main)
+
+
+class Mine(Exception):
+    """An error of the caller's own."""
+
+
+@pytest.mark.parametrize("error", [Mine, KeyboardInterrupt])
+def test_the_callers_errors_leave_the_block_as_they_are(
+    backend: str, path: str, error: type[BaseException]
+) -> None:
+    async def play(daemon: Daemon) -> None:
+        await daemon.greet()
+        assert await daemon.receive() is None
+
+    async def main() -> None:
+        async with playing(path, play):
+            with pytest.raises(error):
+                async with connect(path):
+                    raise error
+
+    run(backend, main)
+
+
+def test_a_timeout_around_the_block_is_a_timeout(backend: str, path: str) -> None:
+    async def play(daemon: Daemon) -> None:
+        await daemon.greet()
+        assert await daemon.receive() is None
+
+    async def main() -> None:
+        async with playing(path, play):
+            with anyio.move_on_after(0.05) as scope:
+                async with connect(path):
+                    await anyio.sleep_forever()
+            assert scope.cancelled_caught
+            await anyio.lowlevel.checkpoint()
+
+    run(backend, main)
+
+
+def test_a_lost_connection_ends_what_waits_and_what_comes(backend: str, path: str) -> None:
+    async def play(daemon: Daemon) -> None:
+        await daemon.greet()
+        await daemon.expect(m.Provision)
+
+    async def main() -> None:
+        async with playing(path, play), connect(path) as environment:
+            for _ in range(2):
+                with pytest.raises(ExecutionUnavailable) as caught:
+                    await environment.provision(SPECIFICATION)
+                assert caught.value.code is UnavailableCode.UNREACHABLE
+
+    run(backend, main)
+
+
+def test_a_daemon_that_breaks_the_protocol_is_unreachable(backend: str, path: str) -> None:
+    async def play(daemon: Daemon) -> None:
+        await daemon.greet()
+        await daemon.expect(m.Provision)
+        await daemon.stream.send(b"\0\0\0\x01\xc0")
+        assert await daemon.receive() is None
+
+    async def main() -> None:
+        async with playing(path, play), connect(path) as environment:
+            with pytest.raises(ExecutionUnavailable):
+                await environment.provision(SPECIFICATION)
+
+    run(backend, main)
+
+
+def test_a_farewell_while_shutting_down_is_retriable_as_such(backend: str, path: str) -> None:
+    async def play(daemon: Daemon) -> None:
+        await daemon.greet()
+        await daemon.expect(m.Provision)
+        await daemon.send(m.Goodbye(reason="bye", code=m.GoodbyeCode.SHUTTING_DOWN))
+
+    async def main() -> None:
+        async with playing(path, play), connect(path) as environment:
+            with pytest.raises(ExecutionUnavailable) as caught:
+                await environment.provision(SPECIFICATION)
+            assert caught.value.code is UnavailableCode.SHUTTING_DOWN
+
+    run(backend, main)
+
+
+def test_a_ping_is_answered_while_nothing_is_asked(backend: str, path: str) -> None:
+    ponged = []
+
+    async def play(daemon: Daemon) -> None:
+        await daemon.greet()
+        await daemon.send(m.Ping(token=7))
+        ponged.append(await daemon.expect(m.Pong))
+
+    async def main() -> None:
+        async with playing(path, play), connect(path):
+            while not ponged:
+                await anyio.lowlevel.checkpoint()
+
+    run(backend, main)
+    assert ponged == [m.Pong(token=7)]
+
+
+# --- requests ---------------------------------------------------------------------------------
+
+
+def test_output_and_changes_are_gathered_in_order(backend: str, path: str) -> None:
+    told: list[bytes] = []
+
+    async def on_output(stream: m.OutputStream, data: bytes) -> None:
+        told.append(data)
+
+    async def play(daemon: Daemon) -> None:
+        await daemon.greet()
+        request = await daemon.expect(m.Execute)
+        assert request.command.argv == (b"true", b"\xff")
+        assert request.stdin_bytes == 3
+        assert (await daemon.expect(m.Upload)).data == b"abc"
+        for piece in (b"1", b"2", b"3"):
+            await daemon.send(output(request.request_id, piece))
+        await daemon.send(executed(request.request_id))
+
+    async def main() -> None:
+        async with playing(path, play), connect(path, hooks=Hooks(on_output=on_output)) as e:
+            command = msgspec.structs.replace(COMMAND, argv=("true", "\udcff"), stdin=b"abc")
+            result = await e.execute(HANDLE, command)
+            assert result.stdout == b"123"
+            assert told == [b"1", b"2", b"3"]
+
+    run(backend, main)
+
+
+def test_typed_refusals_become_typed_errors(backend: str, path: str) -> None:
+    async def play(daemon: Daemon) -> None:
+        await daemon.greet()
+        for code in (RejectedCode.STALE_LEASE, RejectedCode.ENVIRONMENT_BUSY):
+            request = await daemon.expect(m.Execute)
+            await daemon.send(
+                m.Rejected(request_id=request.request_id, code=code, detail="d", field="f")
+            )
+
+    async def main() -> None:
+        async with playing(path, play), connect(path) as environment:
+            with pytest.raises(StaleLease):
+                await environment.execute(HANDLE, COMMAND)
+            with pytest.raises(ExecutionRejected) as caught:
+                await environment.execute(HANDLE, COMMAND)
+            assert caught.value.code is RejectedCode.ENVIRONMENT_BUSY
+            assert caught.value.field == "f"
+
+    run(backend, main)
+
+
+def test_a_refusal_before_the_end_of_an_upload_ends_the_upload(backend: str, path: str) -> None:
+    async def play(daemon: Daemon) -> None:
+        await daemon.greet()
+        request = await daemon.expect(m.WorkspaceWrite)
+        await daemon.send(
+            m.Rejected(request_id=request.request_id, code=RejectedCode.ENVIRONMENT_GONE, detail="")
+        )
+        assert await daemon.receive() is None  # what was uploaded until then is dropped
+
+    async def main() -> None:
+        async with playing(path, play), connect(path) as environment:
+            workspace = RemoteWorkspace(environment.channel, HANDLE)
+            with pytest.raises(ExecutionRejected):
+                await workspace.write("file", bytes(10 * m.INITIAL_CREDIT_BYTES))
+
+    run(backend, main)
+
+
+def test_no_more_requests_are_open_than_the_protocol_allows(backend: str, path: str) -> None:
+    total = m.REQUESTS_IN_FLIGHT_MAX + 40
+    most = 0
+
+    async def play(daemon: Daemon) -> None:
+        nonlocal most
+        await daemon.greet()
+        waiting: list[int] = []
+        answered = 0
+        while answered < total:
+            request = await daemon.expect(m.Destroy)
+            waiting.append(request.request_id)
+            most = max(most, daemon.connection.open_requests)
+            if len(waiting) == m.REQUESTS_IN_FLIGHT_MAX or answered + len(waiting) == total:
+                for request_id in waiting:
+                    await daemon.send(m.Done(request_id=request_id))
+                answered += len(waiting)
+                waiting.clear()
+
+    async def main() -> None:
+        async with (
+            playing(path, play),
+            connect(path) as environment,
+            anyio.create_task_group() as group,
+        ):
+            for _ in range(total):
+                group.start_soon(environment.destroy, HANDLE)
+
+    run(backend, main)
+    assert most == m.REQUESTS_IN_FLIGHT_MAX
+
+
+def test_leaving_a_read_early_cancels_it_and_the_connection_goes_on(
+    backend: str, path: str
+) -> None:
+    async def play(daemon: Daemon) -> None:
+        await daemon.greet()
+        request = await daemon.expect(m.WorkspaceRead)
+        await daemon.send(m.Content(request_id=request.request_id, data=b"first"))
+        cancel = await daemon.expect(m.Cancel)
+        assert cancel.request_id == request.request_id
+        await daemon.send(m.Cancelled(request_id=request.request_id))
+        destroy = await daemon.expect(m.Destroy)
+        await daemon.send(m.Done(request_id=destroy.request_id))
+
+    async def main() -> None:
+        async with playing(path, play), connect(path) as environment:
+            workspace = RemoteWorkspace(environment.channel, HANDLE)
+            async with workspace.read_stream("file", maximum_bytes=100) as pieces:
+                async for piece in pieces:
+                    assert piece == b"first"
+                    break
+            await environment.destroy(HANDLE)
+
+    run(backend, main)
+
+
+# --- the run's deadline -----------------------------------------------------------------------
+
+
+def deadline(remaining: float) -> RunDeadline:
+    return RunDeadline(clock=lambda: 1000.0, at=1000.0 + remaining)
+
+
+@pytest.mark.parametrize(("remaining", "sent"), [(7.9, 7), (5.0, 5), (600.0, 60)])
+def test_the_runs_deadline_lowers_the_timeout(
+    backend: str, path: str, remaining: float, sent: int
+) -> None:
+    async def play(daemon: Daemon) -> None:
+        await daemon.greet()
+        request = await daemon.expect(m.Execute)
+        assert request.command.timeout_seconds == sent
+        await daemon.send(executed(request.request_id))
+
+    async def main() -> None:
+        async with (
+            playing(path, play),
+            connect(path, run_deadline=deadline(remaining)) as environment,
+        ):
+            await environment.execute(HANDLE, COMMAND)
+
+    run(backend, main)
+
+
+@pytest.mark.parametrize("remaining", [4.99, 0.0, -1.0])
+def test_below_the_floor_nothing_is_sent(backend: str, path: str, remaining: float) -> None:
+    async def play(daemon: Daemon) -> None:
+        await daemon.greet()
+        assert await daemon.receive() is None
+
+    async def main() -> None:
+        async with playing(path, play), connect(path) as environment:
+            limited = environment.with_run_deadline(deadline(remaining))
+            with pytest.raises(RunBudgetTooLow):
+                await limited.execute(HANDLE, COMMAND)
+
+    run(backend, main)
+
+
+# --- cancellation -----------------------------------------------------------------------------
+
+
+async def cancel_once(
+    environment: RemoteExecutionEnvironment, started: anyio.Event
+) -> anyio.CancelScope:
+    """Execute, and cancel it once `started` is set."""
+    async with anyio.create_task_group() as group:
+        scope = anyio.CancelScope()
+
+        async def execute() -> None:
+            with scope:
+                await environment.execute(HANDLE, COMMAND)
+                raise AssertionError("it was to be cancelled")
+
+        group.start_soon(execute)
+        await started.wait()
+        scope.cancel()
+    return scope
+
+
+def test_a_cancelled_execute_tells_the_partial_result_and_then_raises(
+    backend: str, path: str
+) -> None:
+    told: list[ExecutionResult] = []
+
+    async def main() -> None:
+        started = anyio.Event()
+
+        async def play(daemon: Daemon) -> None:
+            await daemon.greet()
+            request = await daemon.expect(m.Execute)
+            await daemon.send(output(request.request_id, b"before "))
+            started.set()
+            await daemon.expect(m.Cancel)
+            await daemon.send(output(request.request_id, b"after"))
+            await daemon.send(executed(request.request_id, KillReason.CANCELLED))
+
+        async with (
+            playing(path, play),
+            connect(path, hooks=Hooks(on_cancelled=told.append)) as environment,
+        ):
+            scope = await cancel_once(environment, started)
+            assert scope.cancelled_caught
+
+    run(backend, main)
+    assert [(each.killed_by, each.stdout) for each in told] == [
+        (KillReason.CANCELLED, b"before after")
+    ]
+
+
+def test_a_cancelled_asyncio_task_does_the_same(path: str) -> None:
+    told: list[ExecutionResult] = []
+
+    async def main() -> None:
+        started = anyio.Event()
+
+        async def play(daemon: Daemon) -> None:
+            await daemon.greet()
+            request = await daemon.expect(m.Execute)
+            started.set()
+            await daemon.expect(m.Cancel)
+            await daemon.send(executed(request.request_id, KillReason.CANCELLED))
+
+        async with (
+            playing(path, play),
+            connect(path, hooks=Hooks(on_cancelled=told.append)) as environment,
+        ):
+            task = asyncio.create_task(environment.execute(HANDLE, COMMAND))
+            await started.wait()
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+
+    anyio.run(main)
+    assert [each.killed_by for each in told] == [KillReason.CANCELLED]
+
+
+def test_a_daemon_that_does_not_answer_a_cancel_delays_it_by_no_more_than_the_bound(
+    backend: str, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote, "CANCEL_WAIT_SECONDS", 0.05)
+    told: list[ExecutionResult] = []
+
+    async def main() -> None:
+        started, given_up, drained = anyio.Event(), anyio.Event(), anyio.Event()
+
+        async def play(daemon: Daemon) -> None:
+            await daemon.greet()
+            request = await daemon.expect(m.Execute)
+            started.set()
+            await daemon.expect(m.Cancel)
+            await given_up.wait()
+            # The abandoned call is drained, with credit, and the connection goes on.
+            sent = 0
+            while sent < 3 * m.INITIAL_CREDIT_BYTES:
+                while not daemon.connection.credit_bytes(request.request_id):
+                    await daemon.expect(m.Credit)
+                await daemon.send(output(request.request_id, b"x" * m.CHUNK_BYTES_MAX))
+                sent += m.CHUNK_BYTES_MAX
+            await daemon.send(executed(request.request_id, KillReason.CANCELLED))
+            drained.set()
+            destroy = await daemon.expect(m.Destroy)  # late credit is dropped
+            await daemon.send(m.Done(request_id=destroy.request_id))
+
+        async with (
+            playing(path, play),
+            connect(path, hooks=Hooks(on_cancelled=told.append)) as environment,
+        ):
+            with anyio.fail_after(2):
+                scope = await cancel_once(environment, started)
+            assert scope.cancelled_caught
+            given_up.set()
+            await drained.wait()
+            await environment.destroy(HANDLE)
+
+    run(backend, main)
+    assert told == []
+
+
+@pytest.mark.parametrize("when", ["in time", "late"])
+def test_what_a_cancelled_provision_made_all_the_same_is_destroyed(
+    backend: str, path: str, when: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if when == "late":
+        monkeypatch.setattr(remote, "CANCEL_WAIT_SECONDS", 0.05)
+    destroyed = []
+
+    async def main() -> None:
+        started, given_up = anyio.Event(), anyio.Event()
+
+        async def play(daemon: Daemon) -> None:
+            await daemon.greet()
+            request = await daemon.expect(m.Provision)
+            started.set()
+            await daemon.expect(m.Cancel)
+            if when == "late":
+                await given_up.wait()
+            await daemon.send(m.Provisioned(request_id=request.request_id, handle=HANDLE))
+            destroy = await daemon.expect(m.Destroy)
+            destroyed.append(destroy.handle)
+            await daemon.send(m.Done(request_id=destroy.request_id))
+
+        async with playing(path, play), connect(path) as environment:
+            async with anyio.create_task_group() as group:
+                group.start_soon(environment.provision, SPECIFICATION)
+                await started.wait()
+                group.cancel_scope.cancel()
+            given_up.set()
+            while not destroyed:
+                await anyio.lowlevel.checkpoint()
+
+    run(backend, main)
+    assert destroyed == [HANDLE]
+
+
+def test_a_cancelled_destroy_goes_on_in_the_daemon(backend: str, path: str) -> None:
+    async def main() -> None:
+        started = anyio.Event()
+
+        async def play(daemon: Daemon) -> None:
+            await daemon.greet()
+            request = await daemon.expect(m.Destroy)
+            started.set()
+            provision = await daemon.expect(m.Provision)  # no Cancel in between
+            await daemon.send(m.Done(request_id=request.request_id))
+            await daemon.send(m.Provisioned(request_id=provision.request_id, handle=HANDLE))
+
+        async with playing(path, play), connect(path) as environment:
+            async with anyio.create_task_group() as group:
+                group.start_soon(environment.destroy, HANDLE)
+                await started.wait()
+                group.cancel_scope.cancel()
+            assert await environment.provision(SPECIFICATION) == HANDLE
+
+    run(backend, main)
