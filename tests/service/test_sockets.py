@@ -1,4 +1,4 @@
-"""The service on real Unix sockets, with the kernel's word on the peer and clients of both kinds."""
+"""The service on real Unix sockets, with the kernel's word on the peer and both kinds of client."""
 
 import os
 from collections.abc import Awaitable, Callable
@@ -49,7 +49,7 @@ async def serving(
             run = partial(anyio.run, ask, str(worker), str(admin), backend=backend)
             with trio.fail_after(20):
                 await trio.to_thread.run_sync(run)
-            nursery.cancel_scope.cancel()
+                daemon.service.shut_down()  # of both services: they share the event
         return daemon
 
 
