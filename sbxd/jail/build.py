@@ -26,15 +26,18 @@ INIT_STEPS
 20. hide
 
 Why these and not others:
-- /proc is `subset=pid`: what a kernel tells all its users (stat, meminfo, loadavg, interrupts,
-  keys, sys …) is the activity and the shape of the host and of other tenants, and a list of files
-  to mask grows old. CPython, its multiprocessing and what asks sysconf or sysinfo work without.
-  What reads /proc/meminfo, /proc/stat or /proc/cpuinfo by name does not find them.
+- /proc shows processes (hidepid=invisible) and PROC_SHOWN; every other entry that this kernel has
+  is covered, by what is listed at construction and not by a list of known dangers that grows old.
+  `subset=pid` would be simpler and closer, but then `ps`, `free`, psutil, Node's os.cpus() and
+  what else sizes itself by /proc/meminfo, stat or cpuinfo fails in ways that nobody expects. What
+  PROC_SHOWN tells about the host's load, sysinfo(2) and timing tell too. An entry that the kernel
+  adds later (a module) is not covered; those of interest are readable by the host's root alone.
 - /tmp may execute (compilers and package builds need it; a memfd would defeat the flag anyway);
   /dev/shm may not.
-- make_proc makes two instances: a user namespace may mount proc only while a whole one is in
-  sight. The second is never attached; it reaches /proc/sys for forbid_new_namespaces, which comes
-  after the last mount, since a detached mount counts as a mount namespace.
+- make_proc makes two instances, before the host's proc is out of sight: a user namespace may mount
+  proc only while it sees a whole one. The second is never attached; it reaches /proc/sys for
+  forbid_new_namespaces, which comes after the last mount, since a detached mount counts as a mount
+  namespace.
 - confine_system_calls is without no_new_privs, which CAP_SYS_ADMIN allows until it is dropped, so
   that a label on exec stays possible; each command sets no_new_privs itself. Commands inherit the
   filter: it has to allow what the workload's allows, and what the steps of `workload` need.
@@ -69,6 +72,9 @@ from sbxd.jail.syscalls import (
 KEPT: Final = identity.mask(Capability.SETUID, Capability.SETGID, Capability.SETPCAP)
 NAMESPACE_LIMITS: Final = ("user", "mnt", "pid", "net", "ipc", "uts", "cgroup", "time")
 MAPPED: Final = b"mapped"
+PROC_SHOWN: Final = frozenset(
+    ("cpuinfo", "filesystems", "loadavg", "meminfo", "stat", "uptime", "version")
+)
 _SIOCGIFFLAGS: Final = 0x8913
 _SIOCSIFFLAGS: Final = 0x8914
 _IFF_UP: Final = 0x1
@@ -123,9 +129,7 @@ def collect_devices(context: InitContext) -> None:
 
 def make_proc(context: InitContext) -> None:
     """Two instances of proc for the new pid namespace: the commands', and a whole one."""
-    context.proc_fd = mounts.filesystem(
-        b"proc", {"hidepid": "invisible", "subset": "pid"}, _PROC_FLAGS
-    )
+    context.proc_fd = mounts.filesystem(b"proc", {"hidepid": "invisible"}, _PROC_FLAGS)
     context.whole_proc_fd = mounts.filesystem(b"proc", {}, _PROC_FLAGS)
 
 
@@ -152,8 +156,9 @@ def put_image_over_root(context: InitContext) -> None:
 
 
 def mount_proc(context: InitContext) -> None:
-    """Attach proc (subset=pid, hidepid=invisible) at /proc."""
+    """Attach proc (hidepid=invisible) at /proc; cover all but processes and PROC_SHOWN."""
     mounts.attach(context.proc_fd, context.plan.image_fd, "proc")
+    mounts.cover_all_but(PROC_SHOWN, context.proc_fd)
 
 
 def mount_dev(context: InitContext) -> None:

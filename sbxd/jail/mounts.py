@@ -12,12 +12,14 @@ import stat
 from sbxd.jail import syscalls
 from sbxd.jail.syscalls import (
     AT_EMPTY_PATH,
+    MOUNT_ATTR_NODEV,
     MOUNT_ATTR_NOEXEC,
     MOUNT_ATTR_NOSUID,
     MOUNT_ATTR_RDONLY,
 )
 
 PAGE_BYTES = 4096
+_LAST = "sys"
 INODES_MIN = 1024
 INODES_MAX = 1 << 20
 # major and minor of what /dev offers
@@ -112,6 +114,44 @@ def fill_dev(dev_fd: int, nodes: dict[str, int]) -> None:
         os.symlink(f"/proc/self/fd{target}", name, dir_fd=dev_fd)
     for name, node in nodes.items():
         attach_node(node, dev_fd, name)
+
+
+def cover_all_but(shown: frozenset[str], proc_fd: int) -> None:
+    """Cover every entry of an attached proc that is not of a process and not in `shown`.
+
+    A file is covered by one that nobody may open, a directory by an empty one; links (they lead
+    to /proc/self) stay. Only what is attached can be copied, so the covers lie on `sys` until all
+    but that is covered.
+    """
+    covers = tmpfs(PAGE_BYTES, 0o555, MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV | MOUNT_ATTR_NOEXEC)
+    listed = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=proc_fd)
+    with os.scandir(listed) as entries:
+        kinds = {
+            entry.name: b"directory" if entry.is_dir(follow_symlinks=False) else b"file"
+            for entry in entries
+            if not (entry.name.isdecimal() or entry.name in shown or entry.is_symlink())
+        }
+    os.close(listed)
+    attach(covers, proc_fd, _LAST)
+    os.mkdir("directory", 0o555, dir_fd=covers)
+    os.close(os.open("file", os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0, dir_fd=covers))
+    restrict(covers, MOUNT_ATTR_RDONLY)
+    last = syscalls.open_tree(covers, kinds.pop(_LAST), syscalls.OPEN_TREE_CLONE)
+    for name, kind in kinds.items():
+        copy = syscalls.open_tree(covers, kind, syscalls.OPEN_TREE_CLONE)
+        _cover(copy, proc_fd, name)
+    detach(covers)
+    os.close(covers)
+    _cover(last, proc_fd, _LAST)
+
+
+def _cover(cover_fd: int, proc_fd: int, name: str) -> None:
+    point = syscalls.openat2(proc_fd, name.encode(), os.O_PATH | os.O_NOFOLLOW, _STRICT)
+    try:
+        syscalls.move_mount(cover_fd, point)
+    finally:
+        os.close(cover_fd)
+        os.close(point)
 
 
 def put_on_root(mount_fd: int) -> None:

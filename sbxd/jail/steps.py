@@ -8,6 +8,9 @@ are therefore at once what runs, what `describe` prints and what an error names.
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
+# What the kernel says, and what a mistake of ours would raise: both name their step.
+_FAILURES = (OSError, ValueError, TypeError, LookupError, AttributeError, NameError, RuntimeError)
+
 C = TypeVar("C")
 Step = Callable[[C], None]
 
@@ -32,8 +35,9 @@ def run_steps(steps: Sequence[Step[C]], context: C) -> None:
             step(context)
         except JailError:
             raise
-        except OSError as problem:
-            raise JailError(step.__name__, problem.errno or 0, str(problem)) from problem
+        except _FAILURES as problem:
+            number = problem.errno if isinstance(problem, OSError) else None
+            raise JailError(step.__name__, number or 0, str(problem)) from problem
 
 
 def claim(step: Callable[..., None]) -> tuple[str, str]:

@@ -32,6 +32,15 @@ def write(path, text="x"):
     with open(path, "w") as file:
         file.write(text)
 
+def look(path):
+    try:
+        if os.path.isdir(path):
+            return "entries" if os.listdir(path) else "empty"
+        with open(path, "rb") as file:
+            return "text" if file.read(1) else "nothing"
+    except OSError as problem:
+        return problem.errno
+
 def dev(path):
     found = os.stat(path)
     return [stat.S_ISCHR(found.st_mode), os.major(found.st_rdev), os.minor(found.st_rdev)]
@@ -42,7 +51,7 @@ print(json.dumps({
     "pipes": [stat.S_ISFIFO(os.fstat(n).st_mode) for n in range(3)],
     "mounts": [line.split() for line in open("/proc/self/mountinfo")],
     "processes": sorted(int(n) for n in os.listdir("/proc") if n.isdigit()),
-    "proc": sorted(n for n in os.listdir("/proc") if not n.isdigit()),
+    "proc": {name: look(f"/proc/{name}") for name in os.listdir("/proc") if not name.isdigit()},
     "init": [refusal(os.listdir, "/proc/1/fd"), refusal(os.stat, "/proc/1")],
     "dev": sorted(os.listdir("/dev")),
     "nodes": {name: dev("/dev/" + name) for name in ("null", "zero", "full", "random", "urandom")},
@@ -153,16 +162,24 @@ def test_there_is_no_way_back_to_another_identity(found: dict[str, Any]) -> None
 
 
 def test_no_mount_of_the_host_is_left(found: dict[str, Any]) -> None:
-    points = [line[4] for line in found["mounts"]]
+    points = [line[4] for line in found["mounts"] if not line[4].startswith("/proc/")]
     devices = [f"/dev/{name}" for name in ("null", "zero", "full", "random", "urandom")]
     assert sorted(points) == sorted(
         ["/", "/usr", "/workspace", "/proc", "/dev", "/dev/shm", "/tmp", *devices]
     )
 
 
+def test_the_covers_of_proc_are_empty_and_read_only(found: dict[str, Any]) -> None:
+    covers = [line for line in found["mounts"] if line[4].startswith("/proc/")]
+    assert {line[3] for line in covers} == {"/file", "/directory"}
+    assert all(line[5].split(",")[0] == "ro" for line in covers)
+    assert {line[-3] for line in covers} == {"tmpfs"}
+
+
 def test_every_mount_is_nosuid_and_only_three_are_writable(found: dict[str, Any]) -> None:
     options = {line[4]: line[5].split(",") for line in found["mounts"]}
     assert all("nosuid" in words for words in options.values())
+    assert all("rw" in words or "ro" in words for words in options.values())
     writable = {point for point, words in options.items() if "rw" in words}
     assert writable == {"/workspace", "/tmp", "/dev/shm", "/proc"}
     assert all("nodev" in options[point] for point in ("/", "/usr", "/workspace", "/tmp"))
@@ -208,8 +225,33 @@ def test_a_process_of_the_same_command_is_visible(built: Environment) -> None:
     assert count.stdout == b"2\n"
 
 
-def test_proc_holds_processes_alone(found: dict[str, Any]) -> None:
-    assert found["proc"] == ["self", "thread-self"]
+PROC_OPEN = {
+    "cpuinfo", "filesystems", "loadavg", "meminfo", "mounts", "stat", "uptime", "version",
+}  # fmt: skip
+
+
+def test_only_the_chosen_files_of_proc_can_be_opened(found: dict[str, Any]) -> None:
+    kinds: dict[str, Any] = found["proc"]
+    assert set(kinds) >= PROC_OPEN | {"sys", "keys", "interrupts", "self", "thread-self", "net"}
+    assert {name for name, answer in kinds.items() if answer == "text"} == PROC_OPEN
+    assert {name for name, answer in kinds.items() if answer == "entries"} == {
+        "self",
+        "thread-self",
+        "net",
+    }
+    assert kinds["sys"] == kinds["fs"] == "empty"
+    assert kinds["keys"] == kinds["interrupts"] == errno.EACCES
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["sys/kernel/core_pattern", "sys/kernel/modprobe", "sys/vm/drop_caches", "sysrq-trigger",
+     "sys/user/max_user_namespaces", "interrupts", "keys", "meminfo"],
+)  # fmt: skip
+def test_no_setting_of_the_kernel_can_be_written(built: Environment, path: str) -> None:
+    source = f"open('/proc/{path}', 'w')"
+    tried = built.script(f"try:\n    {source}\nexcept OSError as p:\n    print(p.errno)")
+    assert int(tried.stdout) in (errno.ENOENT, errno.EACCES, errno.EROFS)
 
 
 def test_dev_holds_the_listed_nodes_and_they_work(found: dict[str, Any]) -> None:
