@@ -1,7 +1,13 @@
 """Sizes, durations and CPU shares as people write them on a command line."""
 
+import re
+
 import click
 
+_SIZE = re.compile(
+    r"([0-9]{1,16}(?:\.[0-9]{1,6})?)(?:([kmgt])(?:i?b)?|b)?", re.ASCII | re.IGNORECASE
+)
+_CORES = re.compile(r"[0-9]{1,4}(?:\.[0-9]{1,3})?", re.ASCII)
 _FACTORS = {"": 1, "k": 1024, "m": 1024**2, "g": 1024**3, "t": 1024**4}
 
 
@@ -15,15 +21,13 @@ class Size(click.ParamType[int]):
     ) -> int:
         if isinstance(value, int):
             return value
-        text = str(value).strip().lower().removesuffix("b").removesuffix("i")
-        number, factor = (text[:-1], text[-1]) if text[-1:].isalpha() else (text, "")
-        try:
-            size = float(number) * _FACTORS[factor]
-        except (KeyError, ValueError):
+        match = _SIZE.fullmatch(str(value).strip())
+        if match is None:
             self.fail(f"{value!r} is no size: write it like 64M or 2G", param, ctx)
+        size = round(float(match[1]) * _FACTORS[(match[2] or "").lower()])
         if not 0 < size < 2**53:
             self.fail(f"{value!r} is out of range", param, ctx)
-        return round(size)
+        return size
 
 
 class Cpus(click.ParamType[int]):
@@ -36,10 +40,10 @@ class Cpus(click.ParamType[int]):
     ) -> int:
         if isinstance(value, int):
             return value
-        try:
-            millicores = round(float(str(value)) * 1000)
-        except ValueError:
+        text = str(value).strip()
+        if _CORES.fullmatch(text) is None:
             self.fail(f"{value!r} is no number of cores: write it like 0.5 or 2", param, ctx)
+        millicores = round(float(text) * 1000)
         if millicores < 10:
             self.fail("the smallest share is 0.01 cores", param, ctx)
         return millicores
