@@ -10,6 +10,7 @@ import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from types import TracebackType
+from typing import Protocol
 
 import trio
 
@@ -71,7 +72,18 @@ class _Waiter:
 
 
 RequestOf = Callable[[int], LauncherRequest]  # from a ticket
-OnDeath = Callable[[Died], None]
+
+
+class Watcher(Protocol):
+    """Who wants to know of one environment's ends. Called synchronously."""
+
+    def on_death(self, died: Died) -> None:
+        """The launcher reaped init or the steward."""
+        ...
+
+    def on_launcher_lost(self) -> None:
+        """The launcher's channel has ended."""
+        ...
 
 
 class LauncherClient:
@@ -81,17 +93,19 @@ class LauncherClient:
         self._socket = sock
         self._sending = trio.Lock()
         self._waiters: dict[int, _Waiter] = {}
-        self._deaths: dict[str, OnDeath] = {}
+        self._watchers: dict[str, Watcher] = {}
         self._ticket = 0
         self._lost = trio.Event()
 
-    def on_death(self, environment_id: str, callback: OnDeath) -> None:
-        """Call back (synchronously) when init or the steward of this environment dies."""
-        self._deaths[environment_id] = callback
+    def watch(self, environment_id: str, watcher: Watcher) -> None:
+        """Tell the watcher of deaths in this environment, and of the launcher's loss."""
+        self._watchers[environment_id] = watcher
+        if self._lost.is_set():
+            watcher.on_launcher_lost()
 
-    def forget_deaths(self, environment_id: str) -> None:
-        """Undo `on_death`. Idempotent."""
-        self._deaths.pop(environment_id, None)
+    def unwatch(self, environment_id: str) -> None:
+        """Undo `watch`. Idempotent."""
+        self._watchers.pop(environment_id, None)
 
     async def request(self, make: RequestOf) -> Answer:
         """Send one request and wait for its reply.
@@ -169,9 +183,9 @@ class LauncherClient:
     def _deliver(self, reply: LauncherReply, descriptors: list[int]) -> None:
         if isinstance(reply, Died):
             channel.close_all(descriptors)
-            callback = self._deaths.get(reply.environment_id)
-            if callback is not None:
-                callback(reply)
+            watcher = self._watchers.get(reply.environment_id)
+            if watcher is not None:
+                watcher.on_death(reply)
             return
         waiter = self._waiters.get(reply.ticket)
         if waiter is None or waiter.answer is not None:
@@ -181,9 +195,13 @@ class LauncherClient:
         waiter.happened.set()
 
     def _lose(self) -> None:
+        if self._lost.is_set():
+            return
         self._lost.set()
         for waiter in self._waiters.values():
             waiter.happened.set()
+        for watcher in list(self._watchers.values()):
+            watcher.on_launcher_lost()
 
 
 @asynccontextmanager

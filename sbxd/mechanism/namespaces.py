@@ -67,7 +67,7 @@ class NamespacesMechanism:
                 sandbox = NamespacesSandbox(
                     self._client, self._nursery, profile, reply, answer.take()
                 )
-            self._client.on_death(environment_id, sandbox.on_death)
+            self._client.watch(environment_id, sandbox)
             await sandbox.begin()
         except launcher_client.LauncherRefused:
             raise  # the launcher has removed what it had begun

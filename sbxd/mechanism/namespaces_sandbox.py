@@ -162,6 +162,11 @@ class NamespacesSandbox:
                 self._lost_part = "launcher" if self._client.is_lost else part
             self._lost.set()
 
+    def on_launcher_lost(self) -> None:
+        """The launcher's channel has ended: this environment ends with it, at once."""
+        self._lose("launcher")
+        self._kill_box()
+
     async def wait_lost(self) -> str:
         """Until "init", "steward" or "launcher" is gone by itself: which one."""
         await self._lost.wait()
@@ -170,6 +175,9 @@ class NamespacesSandbox:
     def kill(self) -> None:
         """Kill everything in the environment at once."""
         self._ending = True
+        self._kill_box()
+
+    def _kill_box(self) -> None:
         if self._released:
             return
         try:
@@ -186,7 +194,7 @@ class NamespacesSandbox:
                 return
             await self._release()
             await destroy_environment(self._client, self.environment_id)
-            self._client.forget_deaths(self.environment_id)
+            self._client.unwatch(self.environment_id)
             self._destroyed = True
 
     async def _release(self) -> None:

@@ -151,19 +151,44 @@ async def test_what_is_no_reply_ends_the_channel(raw: bytes) -> None:
             await client.wait_lost()
 
 
+class Notes:
+    """Remembers what it is told of one environment."""
+
+    def __init__(self) -> None:
+        self.deaths: list[Died] = []
+        self.losses = 0
+
+    def on_death(self, died: Died) -> None:
+        self.deaths.append(died)
+
+    def on_launcher_lost(self) -> None:
+        self.losses += 1
+
+
 async def test_a_death_is_told_to_who_asked_for_it() -> None:
-    told: list[Died] = []
+    notes = Notes()
     death = Died(ticket=1, environment_id=ENVIRONMENT, process="init", wait_status=9)
     async with connected() as (client, peer):
         await peer.reply(death)  # nobody asked yet
         await trio.testing.wait_all_tasks_blocked()
-        client.on_death(ENVIRONMENT, told.append)
+        client.watch(ENVIRONMENT, notes)
         await peer.reply(death)
         await trio.testing.wait_all_tasks_blocked()
-        client.forget_deaths(ENVIRONMENT)
+        client.unwatch(ENVIRONMENT)
         await peer.reply(death)
         await trio.testing.wait_all_tasks_blocked()
-    assert told == [death]
+    assert notes.deaths == [death]
+
+
+async def test_the_launchers_loss_is_told_once_to_every_environment_of_it() -> None:
+    early, late = Notes(), Notes()
+    async with connected() as (client, peer):
+        client.watch(ENVIRONMENT, early)
+        peer.end.close()
+        with trio.fail_after(5):
+            await client.wait_lost()
+        client.watch("cd" * 16, late)
+    assert (early.losses, late.losses) == (1, 1)
 
 
 async def test_a_reply_that_nobody_asked_for_changes_nothing() -> None:

@@ -11,14 +11,11 @@ Layout of the state directory (root, 0755):
     uids/      root, 0700: one file `<base>-<environment id>` per block in use
 """
 
-import errno
 import os
 import re
 import stat
-import sys
 from contextlib import suppress
 
-import sbxd
 from sbxd.port.ids import ENVIRONMENT_ID_PATTERN
 
 STATE_DIRECTORY = "/var/lib/sbxd"
@@ -161,23 +158,20 @@ def _require_ours(directory: int) -> None:
         )
 
 
-def loop_backing_files() -> list[str]:
-    """The sysfs files that name what each loop device in use is backed by."""
+def loop_backing_files() -> list[tuple[int, str]]:
+    """The number of each loop device in use, and the path of the image that it is on."""
     block = "/sys/block"
-    if not os.path.isdir(block):
-        return []
-    return [f"{block}/{name}/loop/backing_file" for name in os.listdir(block) if "loop" in name]
-
-
-def seccomp_profile(name: str) -> str:
-    """The file of a shipped syscall profile: of the checkout, else of the installation's prefix,
-    else of the distribution's package. Raises FileNotFoundError."""
-    checkout = os.path.dirname(os.path.dirname(os.path.abspath(sbxd.__file__)))
-    for directory in (checkout, f"{sys.prefix}/share/sbxd", SHARE_DIRECTORY):
-        path = f"{directory}/seccomp/{name}.json"
-        if os.path.isfile(path):
-            return path
-    raise FileNotFoundError(errno.ENOENT, "the syscall profile is not installed", name)
+    found = []
+    for name in os.listdir(block) if os.path.isdir(block) else []:
+        number = name.removeprefix("loop")
+        if number == name or not number.isdigit():
+            continue
+        with (
+            suppress(OSError),  # the device is free, or was released while we looked
+            open(f"{block}/{name}/loop/backing_file", errors="surrogateescape") as file,
+        ):
+            found.append((int(number), file.read().rstrip("\n")))
+    return found
 
 
 _FLAG_FILES = {

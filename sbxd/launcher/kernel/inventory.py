@@ -3,8 +3,10 @@
 Invariant: nothing comes from our own books. An environment that any source still names is there.
 """
 
+import fcntl
 import os
 import re
+import struct
 from collections import defaultdict
 from collections.abc import Iterator
 
@@ -12,6 +14,9 @@ from sbxd.launcher.kernel import hostpaths, systemd, uids
 
 _SCOPE_IN_PATH = re.compile(r"/sbx-([0-9a-f]{32})\.scope(?:/|$)")
 _ID_AT_START = re.compile(r"^([0-9a-f]{32})(?:[^0-9a-f]|$)")
+
+_LOOP_GET_STATUS64 = 0x4C05
+_LOOP_INFO64_BYTES = 232  # struct loop_info64
 
 Kinds = dict[str, set[str]]
 
@@ -85,13 +90,32 @@ def _mounts() -> Iterator[str]:
     no other trace)."""
     with open(hostpaths.process_file(os.getpid(), "mountinfo"), encoding="utf-8") as file:
         texts = [file.read()]
-    for backing in hostpaths.loop_backing_files():
-        try:
-            with open(backing, encoding="utf-8", errors="surrogateescape") as file:
-                texts.append(file.read())
-        except OSError:  # the device was released while we looked
-            continue
-    prefix = re.escape(hostpaths.volumes_directory())
+    directory = hostpaths.private_directory(hostpaths.volumes_directory())
+    try:
+        device = os.fstat(directory).st_dev
+    finally:
+        os.close(directory)
+    prefix = hostpaths.volumes_directory()
+    for number, backing in hostpaths.loop_backing_files():
+        if backing.startswith(prefix) and _backing_device(number) == device:
+            texts.append(backing)
     for text in texts:
-        for match in re.finditer(prefix + r"/([0-9a-f]{32})", text):
+        for match in re.finditer(re.escape(prefix) + r"/([0-9a-f]{32})", text):
             yield match.group(1)
+
+
+def _backing_device(number: int) -> int | None:
+    """The file system that a loop device's image lies on: a path alone may be another mount
+    namespace's. None when the device was released meanwhile."""
+    try:
+        loop = os.open(hostpaths.loop_device(number), os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        status = fcntl.ioctl(loop, _LOOP_GET_STATUS64, bytes(_LOOP_INFO64_BYTES))
+    except OSError:
+        return None
+    finally:
+        os.close(loop)
+    (device,) = struct.unpack_from("=Q", status)
+    return int(device)
