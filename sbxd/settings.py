@@ -62,7 +62,7 @@ class LimitSettings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     environments_per_peer_max: Annotated[int, Meta(ge=1, le=10_000)] = 256
     # A command is killed with PIDS at this many refused forks within the window.
     pids_refusals_max: Annotated[int, Meta(ge=1, le=1_000_000)] = 1000
-    pids_refusals_window_seconds: Annotated[int, Meta(ge=1, le=60)] = 2
+    pids_refusals_window_seconds: Annotated[int, Meta(ge=1, le=60)] = 10
     # Development hosts only: limits that may go unenforced, of memory, pids, cpu, volume.
     allow_unenforced_limits: tuple[str, ...] = ()
 
