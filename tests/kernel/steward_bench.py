@@ -1,0 +1,58 @@
+"""A steward in a thread on a folder of the test, and a client of it.
+
+The steward runs with the rights of the test: what needs more says so with a mark.
+"""
+
+import os
+import socket
+import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import trio
+
+from sbxd.mechanism.steward_client import StewardClient
+from sbxd.port.command import FileChange
+from sbxd.steward.server import serve
+from sbxd.steward.tree import Clock
+
+
+async def once(*chunks: bytes) -> AsyncIterator[bytes]:
+    for chunk in chunks:
+        yield chunk
+
+
+async def collect(pieces: AsyncIterator[bytes]) -> bytes:
+    return b"".join([piece async for piece in pieces])
+
+
+def paths(entries: tuple[FileChange, ...]) -> list[tuple[str, str]]:
+    return [(str(entry.change), entry.path) for entry in entries]
+
+
+@asynccontextmanager
+async def steward(
+    root: Path, clock: Clock | None = None, hash_bytes_max: int = 2**36
+) -> AsyncIterator[StewardClient]:
+    """The client; the steward has ended when the block is left."""
+    ours, theirs = socket.socketpair()
+    directory = os.open(root, os.O_RDONLY | os.O_DIRECTORY)
+    codes: list[int] = []
+
+    def run() -> None:
+        codes.append(serve(theirs.fileno(), directory, clock, os.geteuid()))
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    stream = trio.SocketStream(trio.socket.from_stdlib_socket(ours))
+    try:
+        yield StewardClient(stream, hash_bytes_max=hash_bytes_max)
+    finally:
+        ours.close()
+        thread.join(timeout=60)
+        alive = thread.is_alive()
+        theirs.close()
+        os.close(directory)
+    assert not alive
+    assert codes in ([0], [1])
