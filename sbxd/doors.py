@@ -5,10 +5,10 @@ is replaced. Our own worker socket is for our group, our own admin socket for ou
 """
 
 import errno
-import os
 import socket
 import stat
 from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
 
 import trio
@@ -30,28 +30,38 @@ def open_doors(passed: Mapping[str, int], runtime_directory: Path) -> list[DoorL
     passed: descriptors of listening Unix stream sockets by name ("worker", "admin").
     runtime_directory: where `<door>.sock` is made for a door that was not passed.
     """
-    doors: list[DoorListener] = []
-    for door in Door:
-        if door.value in passed:
-            listening = _passed(door, passed[door.value])
-        else:
-            listening = _bound(door, runtime_directory / f"{door.value}.sock")
-        listener = trio.SocketListener(trio.socket.from_stdlib_socket(listening))
-        doors.append(DoorListener(door=door, listener=listener))
-    return doors
+    with ExitStack() as undo:
+        sockets: list[tuple[Door, socket.socket]] = []
+        for door in Door:
+            if door.value in passed:
+                listening = _passed(door, passed[door.value])
+            else:
+                listening = _bound(door, runtime_directory / f"{door.value}.sock")
+            undo.callback(listening.close)
+            sockets.append((door, listening))
+        undo.pop_all()
+    return [
+        DoorListener(
+            door=door, listener=trio.SocketListener(trio.socket.from_stdlib_socket(listening))
+        )
+        for door, listening in sockets
+    ]
 
 
 def _passed(door: Door, descriptor: int) -> socket.socket:
     try:
-        os.set_inheritable(descriptor, False)
         listening = socket.socket(fileno=descriptor)
-        is_listening = listening.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
     except OSError as problem:
         raise DoorUnavailable(f"the {door} socket that was passed: {problem.strerror}") from None
-    if listening.family != socket.AF_UNIX or listening.type != socket.SOCK_STREAM:
-        raise DoorUnavailable(f"the {door} socket that was passed is no Unix stream socket")
-    if not is_listening:
-        raise DoorUnavailable(f"the {door} socket that was passed does not listen")
+    # The service manager passes it inheritable, and no child of ours is to have it.
+    listening.set_inheritable(False)
+    if (
+        listening.family != socket.AF_UNIX
+        or listening.type != socket.SOCK_STREAM
+        or not listening.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+    ):
+        listening.close()
+        raise DoorUnavailable(f"the {door} socket that was passed is no listening Unix stream")
     listening.setblocking(False)
     return listening
 

@@ -1,0 +1,145 @@
+"""The daemon as a process: refusals, readiness, an orderly end. With the fake mechanism."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from sbxd.__main__ import read_credential
+
+SECONDS_MAX = 30.0
+FAKE = 'deployment_mode = "development"\nauth_mode = "dev"\nsandbox = "fake"\n'
+
+
+@dataclass
+class Place:
+    """Where a daemon runs: its files, its service manager and its journal."""
+
+    directory: Path
+    manager: socket.socket
+    journal: socket.socket
+
+    def start(self, configuration: str, **environment: str) -> subprocess.Popen[str]:
+        for name in ("images", "journal", "run"):
+            (self.directory / name).mkdir(exist_ok=True)
+        config = self.directory / "config.toml"
+        config.write_text(
+            f"state_directory = {json.dumps(str(self.directory))}\n"
+            f"runtime_directory = {json.dumps(str(self.directory / 'run'))}\n"
+            f"launcher_socket = {json.dumps(str(self.directory / 'no-launcher'))}\n"
+            f"journal_socket = {json.dumps(str(self.directory / 'journal.sock'))}\n" + configuration
+        )
+        return subprocess.Popen(
+            [sys.executable, "-m", "sbxd", "--config", str(config)],
+            env={**os.environ, "NOTIFY_SOCKET": str(self.directory / "notify.sock"), **environment},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def events(self) -> list[str]:
+        """The MESSAGE of every event so far."""
+        self.journal.setblocking(False)
+        messages: list[str] = []
+        while True:
+            try:
+                entry = self.journal.recv(65536).decode()
+            except BlockingIOError:
+                return messages
+            fields = dict(line.split("=", 1) for line in entry.splitlines() if "=" in line)
+            messages.append(fields["MESSAGE"])
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Place]:
+    with (
+        socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager,
+        socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as journal,
+    ):
+        manager.bind(str(tmp_path / "notify.sock"))
+        manager.settimeout(SECONDS_MAX)
+        journal.bind(str(tmp_path / "journal.sock"))
+        yield Place(tmp_path, manager, journal)
+
+
+@contextmanager
+def ended(process: subprocess.Popen[str]) -> Iterator[subprocess.Popen[str]]:
+    with process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def test_it_says_when_it_is_ready_shows_life_and_stops_when_told(place: Place) -> None:
+    with ended(place.start(FAKE, WATCHDOG_USEC="30000000")) as process:
+        said = {place.manager.recv(1000), place.manager.recv(1000)}
+        assert said == {b"READY=1\nSTATUS=serving", b"WATCHDOG=1"}
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as peer:
+            peer.connect(str(place.directory / "run/worker.sock"))
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(SECONDS_MAX) == 0
+        assert place.manager.recv(1000).startswith(b"STOPPING=1")
+        events = place.events()
+        assert events[0].startswith("Service started: mechanism fake")
+        assert events[-1] == "Service stopped (SIGNALLED): 0 environments ended"
+
+
+@pytest.mark.parametrize("mechanism", ["gvisor", "microvm"])
+def test_a_mechanism_that_is_not_built_is_refused_by_name(place: Place, mechanism: str) -> None:
+    with ended(
+        place.start(f'deployment_mode = "development"\nsandbox = "{mechanism}"\nauth_mode = "dev"')
+    ) as process:
+        _out, told = process.communicate(timeout=SECONDS_MAX)
+        assert process.returncode == 2
+        assert f"refusing to start: sandbox = {mechanism}" in told
+        assert place.events() == [f"Startup refused: sandbox={mechanism}"]
+
+
+def test_every_refusal_is_told_at_once(place: Place) -> None:
+    with ended(place.start('sandbox = "namespaces"\n[images]\ndefault = "nothing"\n')) as process:
+        _out, told = process.communicate(timeout=SECONDS_MAX)
+        assert process.returncode == 2
+        for named in ("deployment_mode = production", "auth_mode = token", "images.default"):
+            assert named in told
+
+
+def test_a_configuration_that_does_not_decode_is_refused(place: Place) -> None:
+    with ended(place.start('sandbox = "docker"\n')) as process:
+        _out, told = process.communicate(timeout=SECONDS_MAX)
+        assert process.returncode == 2
+        assert "namespaces" in told
+
+
+def test_without_a_launcher_it_fails_and_says_what_to_look_at(place: Place) -> None:
+    with ended(place.start(FAKE.replace("fake", "namespaces"))) as process:
+        _out, told = process.communicate(timeout=SECONDS_MAX)
+        assert process.returncode == 1
+        assert "sbxd-launcher.socket" in told
+        assert "Traceback" not in told
+
+
+def test_without_an_audit_log_it_does_not_serve(place: Place) -> None:
+    (place.directory / "journal.sock").unlink()
+    with ended(place.start(FAKE)) as process:
+        _out, told = process.communicate(timeout=SECONDS_MAX)
+        assert process.returncode == 1
+        assert "the journal takes no event" in told
+        assert "Traceback" not in told
+
+
+def test_the_credential_is_the_files_content_without_white_space(tmp_path: Path) -> None:
+    assert read_credential({}) is None
+    environ = {"CREDENTIALS_DIRECTORY": str(tmp_path)}
+    assert read_credential(environ) is None
+    (tmp_path / "service-credential").write_bytes(b"  \n")
+    assert read_credential(environ) is None
+    (tmp_path / "service-credential").write_bytes(b"a secret\n")
+    assert read_credential(environ) == b"a secret"
