@@ -88,7 +88,6 @@ class GoodbyeCode(StrEnum):
     CAPACITY = "CAPACITY"
     IDLE = "IDLE"
     SHUTTING_DOWN = "SHUTTING_DOWN"
-    FAILED = "FAILED"
 
 
 class Goodbye(Message, frozen=True, tag="goodbye", kw_only=True):
