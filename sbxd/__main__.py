@@ -23,7 +23,7 @@ CREDENTIAL_BYTES_MAX = 1024
 
 def main() -> int:
     """Run the daemon; returns its exit status."""
-    parser = argparse.ArgumentParser(prog="sbxd", description=__doc__.split("\n", maxsplit=1)[0])
+    parser = argparse.ArgumentParser(prog="sbxd", description="Runs untrusted code in sandboxes.")
     parser.add_argument(
         "--config",
         type=Path,
@@ -37,7 +37,7 @@ def main() -> int:
     try:
         settings = load(arguments.config)
     except ConfigError as problem:
-        log.error("refusing to start: %s: %s", arguments.config, problem)
+        log.error("refusing to start: configuration %s: %s", arguments.config, problem)
         return daemon.ExitStatus.REFUSED
     try:
         given = daemon.Given(

@@ -264,9 +264,9 @@ class Supervisor:
 
     async def _destroy(self) -> MechanismError | None:
         """Destroy until it is proven. Returns the last failure when it was never."""
-        attempts = len(self._parts.budgets.destroy_retry_seconds) + 1
         await self._note(JournalState.DESTROYING)
-        for attempt in range(1, attempts + 1):
+        attempt = 1
+        while True:
             problem = await self._try_to_destroy()
             if problem is None:
                 self.apply(Event.DESTROYED)
@@ -283,9 +283,11 @@ class Supervisor:
                     attempt=attempt,
                 )
             )
-            if attempt < attempts:
-                await trio.sleep(self._parts.budgets.destroy_retry_seconds[attempt - 1])
-        return problem
+            pauses = self._parts.budgets.destroy_retry_seconds
+            if attempt > len(pauses):
+                return problem
+            await trio.sleep(pauses[attempt - 1])
+            attempt += 1
 
     async def _try_to_destroy(self) -> MechanismError | None:
         if self._sandbox is not None:

@@ -59,7 +59,13 @@ DEFAULT = Settings(
     auth_mode=AuthMode.DEV,
     sandbox=SandboxMechanism.NAMESPACES,
     images=ImageSettings(aliases={"default": IMAGE}, default="default"),
-    limits=LimitSettings(defaults=LIMITS, environments_max=8, environments_per_peer_max=6),
+    limits=LimitSettings(
+        defaults=LIMITS,
+        environments_max=8,
+        environments_per_peer_max=6,
+        pids_refusals_max=1000,
+        pids_refusals_window_seconds=2,
+    ),
     reserve=ReserveSettings(slots=0),
     service=ServiceSettings(orphan_grace_seconds=60),
 )
