@@ -94,16 +94,24 @@ def require_powerless() -> None:
 
 
 def set_rlimits(limits: Mapping[str, tuple[int, int]]) -> None:
-    """Set soft and hard limits by the names of setrlimit, with or without RLIMIT_; -1: none."""
+    """Set soft and hard limits by the names of setrlimit, with or without RLIMIT_; -1: none.
+
+    A limit that is already lower stays: no process of an environment could raise it.
+    """
     for name, pair in limits.items():
         number = getattr(resource, f"RLIMIT_{name.removeprefix('RLIMIT_')}", None)
         if number is None:
             raise OSError(errno.EINVAL, f"no resource limit is called {name}", "setrlimit")
+        hard = _lower(pair[1], resource.getrlimit(number)[1])
         try:
-            resource.setrlimit(number, pair)
+            resource.setrlimit(number, (_lower(pair[0], hard), hard))
         except (OSError, ValueError) as problem:  # ValueError is this module's word for EPERM
             code = getattr(problem, "errno", None) or errno.EPERM
             raise OSError(code, f"{name} {pair}: {problem}", "setrlimit") from problem
+
+
+def _lower(one: int, other: int) -> int:
+    return min(one, other, key=lambda limit: limit if limit >= 0 else 1 << 64)
 
 
 def reset_signals() -> None:

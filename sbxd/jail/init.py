@@ -147,8 +147,9 @@ class Init:
         child.state = State.RELEASED
         try:
             child.command.send(raw, streams)
-        except OSError as problem:  # it died meanwhile; the reaper finds it
+        except OSError as problem:  # it died meanwhile, or dies of the end of file
             child.failure = child.failure or ("release", problem.errno or 0)
+            child.command.close()
 
     # children -------------------------------------------------------------------------------
 
@@ -175,7 +176,7 @@ class Init:
         self._poll.unregister(child.error_fd)
         os.close(child.error_fd)
         child.error_open = False
-        if report:
+        if report and child.failure is None:
             step, _, number = report.decode("ascii", "replace").partition("\0")
             child.failure = (step, int(number) if number.isdecimal() else 0)
         elif child.state is State.RELEASED and child.failure is None:

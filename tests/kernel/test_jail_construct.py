@@ -1,6 +1,7 @@
 """Construction as a whole: what a failed step leaves, and what the launcher may rely on."""
 
 import errno
+import resource
 from pathlib import Path
 
 import pytest
@@ -70,6 +71,20 @@ def test_an_unknown_limit_stops_the_command_and_a_known_one_does_not() -> None:
         assert built.receive() == RunFailed(1, errno.EINVAL, "set_limits")
     with environment(rlimits={"RLIMIT_CORE": [0, 0]}) as built:
         assert built.run("true").status == 0
+
+
+def test_a_limit_above_the_callers_own_becomes_the_callers_own() -> None:
+    source = """
+        import json, resource
+        print(json.dumps([resource.getrlimit(resource.RLIMIT_NOFILE),
+                          resource.getrlimit(resource.RLIMIT_STACK)]))
+    """
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    limits = {"NOFILE": [64, hard + 1], "STACK": [1 << 20, -1]}
+    with environment(rlimits=limits) as built:
+        nofile, stack = built.script(source).json()
+    assert nofile == [64, hard]
+    assert stack == [1 << 20, resource.getrlimit(resource.RLIMIT_STACK)[1]]
 
 
 def test_the_box_holds_no_process_when_launch_returns() -> None:
