@@ -22,7 +22,7 @@ from sbxd.steward.frames import Data, End, Entry, FrameError, Kind, Opened, Orig
 
 LIST_ENTRIES_MAX = 10_000
 LIST_HASH_BYTES_MAX = 64 * 1024 * 1024
-CHANGES_HASH_BYTES_MAX = 64 * 1024 * 1024 * 1024
+CHANGES_HASH_BYTES_MAX = 2**63 - 1  # the steward's own bound is the volume's size
 _RECEIVE_BYTES = 256 * 1024
 _NUMBER_MAX = 2**63 - 1
 
@@ -72,8 +72,8 @@ class StewardClient:
     def __init__(
         self, stream: trio.SocketStream, *, hash_bytes_max: int = CHANGES_HASH_BYTES_MAX
     ) -> None:
-        """hash_bytes_max: how many bytes one comparison may read for digests; what does not fit
-        is reported without. The volume's size always suffices but for sparse files."""
+        """hash_bytes_max: how many bytes one comparison may read for digests, besides the
+        steward's own bound, the volume's size; what does not fit is reported without."""
         self._socket = stream.socket
         self._hash_bytes_max = hash_bytes_max
         self._turn = trio.Lock()

@@ -30,9 +30,10 @@ _LIBC.syscall.argtypes = (
     ctypes.c_size_t,
 )
 
+# Without O_NOFOLLOW, which would turn the refusal of a link (ELOOP) into something else.
 OPEN_PATH = os.O_PATH | os.O_CLOEXEC
-OPEN_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW
-OPEN_FILE = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC | os.O_NOFOLLOW
+OPEN_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+OPEN_FILE = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 
 if platform.machine() not in ("x86_64", "aarch64"):
     raise ImportError(f"the steward knows x86_64 and aarch64, not {platform.machine()}")
@@ -166,3 +167,9 @@ def usage(root: int) -> tuple[int, int]:
         (status.f_blocks - status.f_bfree) * status.f_frsize,
         status.f_files - status.f_ffree,
     )
+
+
+def volume_bytes(root: int) -> int:
+    """How much the volume can hold (a quota is shown as a size)."""
+    status = os.fstatvfs(root)
+    return status.f_blocks * status.f_frsize

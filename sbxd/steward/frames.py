@@ -104,7 +104,8 @@ class Snapshot:
 class Changes:
     """Answered by at most `maximum` ENTRY frames in bytewise order of their paths, and an END
     whose flag says that there were more; `first` and `second` are bytes and inodes in use.
-    At most `hash_bytes` of file content are read for digests."""
+    At most `hash_bytes` of file content, and never more than the volume can hold, are read for
+    digests: what does not fit (a sparse file) is told without."""
 
     maximum: int
     hash_bytes: int

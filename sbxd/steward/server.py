@@ -23,6 +23,7 @@ from sbxd.steward.files import (
     refusal,
     stamp,
     usage,
+    volume_bytes,
 )
 from sbxd.steward.frames import Data, End, Entry, FrameError, Kind, Opened, Status
 from sbxd.steward.history import Found, History
@@ -150,9 +151,8 @@ class Steward:
                 return End(Status.OK)
 
     def _changes(self, request: frames.Changes) -> End:
-        found, truncated = self._history.changes(
-            request.maximum, Budget(request.hash_bytes), self._channel.check_stop
-        )
+        budget = Budget(min(request.hash_bytes, volume_bytes(self._root_fd)))
+        found, truncated = self._history.changes(request.maximum, budget, self._channel.check_stop)
         self._send_entries(found)
         used, inodes = usage(self._root_fd)
         return End(Status.OK, truncated, used, inodes)
