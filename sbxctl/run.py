@@ -1,5 +1,6 @@
 """`sbxctl run`: one command from nothing to nothing; and `sbxctl exec` in a live environment."""
 
+import secrets
 import sys
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
@@ -25,6 +26,11 @@ from sbxd.wire.messages import OutputStream
 
 FILE_BYTES_MAX = 2**40
 _CHUNK = 256 * 1024
+_STDIN: click.Path = click.Path(
+    exists=True, dir_okay=False, readable=True, allow_dash=True, path_type=Path
+)
+# What follows the first argument is the command's own, also when it looks like an option.
+_OWN_OPTIONS_FIRST = {"allow_interspersed_args": False}
 
 
 @dataclass(frozen=True)
@@ -157,16 +163,29 @@ async def put_file(workspace: RemoteWorkspace, transfer: Transfer) -> None:
 
 
 async def get_file(workspace: RemoteWorkspace, transfer: Transfer) -> None:
-    """Copy one file of the workspace to the operator's machine; never through a link there."""
-    async with AsyncExitStack() as stack:
-        source = workspace.read_stream(transfer.workspace, maximum_bytes=FILE_BYTES_MAX)
-        chunks = await stack.enter_async_context(source)
-        file = await stack.enter_async_context(await trio.open_file(transfer.host, "wb"))
-        async for chunk in chunks:
-            await file.write(chunk)
+    """Copy one file of the workspace to the operator's machine.
+
+    The destination is replaced once the file is complete; a link there is replaced, never
+    followed. Raises click.ClickException when it cannot be written, and the workspace's errors;
+    then, and when cancelled, the destination is as it was.
+    """
+    destination = transfer.host
+    partial = destination.with_name(f".{destination.name}.{secrets.token_hex(4)}")
+    try:
+        async with AsyncExitStack() as stack:
+            file = await stack.enter_async_context(await trio.open_file(partial, "xb"))
+            source = workspace.read_stream(transfer.workspace, maximum_bytes=FILE_BYTES_MAX)
+            async for chunk in await stack.enter_async_context(source):
+                await file.write(chunk)
+        await trio.Path(partial).replace(destination)
+    except OSError as error:
+        raise click.ClickException(f"--get {destination}: {error.strerror}") from None
+    finally:
+        with trio.move_on_after(5, shield=True):
+            await trio.Path(partial).unlink(missing_ok=True)
 
 
-@click.command("run", context_settings={"ignore_unknown_options": False})
+@click.command("run", context_settings=_OWN_OPTIONS_FIRST)
 @click.option("--image", help="An alias of the configuration, or a sha256 digest.")
 @click.option("--memory", type=Size(), help="Memory, like 256M.")
 @click.option("--cpus", type=Cpus(), help="CPU rate in cores, like 0.5.")
@@ -178,7 +197,7 @@ async def get_file(workspace: RemoteWorkspace, transfer: Transfer) -> None:
 @click.option("--put", multiple=True, metavar="FILE[:NAME]", help="Copy a file in first.")
 @click.option("--get", multiple=True, metavar="NAME[:FILE]", help="Copy a file out afterwards.")
 @click.option("--env", multiple=True, metavar="NAME=VALUE", help="A variable (operator's names).")
-@click.option("--stdin", type=click.Path(path_type=Path), help="A file, or - for standard input.")
+@click.option("--stdin", type=_STDIN, help="A file, or - for standard input.")
 @click.option("--directory", default=".", help="Working directory, relative to /workspace.")
 @click.option("--network", is_flag=True, help="Let this command use the configured destinations.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")
@@ -242,10 +261,10 @@ def run(
     run_verb(socket, verb)
 
 
-@click.command("exec")
+@click.command("exec", context_settings=_OWN_OPTIONS_FIRST)
 @click.option("--timeout", type=click.IntRange(1, 86400), default=300, show_default=True)
 @click.option("--max-output", type=Size(), default=4 * 2**20, help="Bytes kept of each stream.")
-@click.option("--stdin", type=click.Path(path_type=Path), help="A file, or - for standard input.")
+@click.option("--stdin", type=_STDIN, help="A file, or - for standard input.")
 @click.option("--directory", default=".", help="Working directory, relative to /workspace.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")
 @click.argument("environment_id")

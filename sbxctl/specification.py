@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import click
 import msgspec
 
-from sbxd.policy.child_environment import worker_environment
+from sbxd.policy.child_environment import OperatorNamesRefused, worker_environment
 from sbxd.port.egress import DENY_ALL, EgressMode, EgressPolicy
 from sbxd.port.environment import EnvironmentSpec
 from sbxd.port.errors import ExecutionRejected, RejectedCode
@@ -71,11 +71,19 @@ def specification(
     environment: dict[str, str],
     network: bool,
 ) -> EnvironmentSpec:
-    """The specification of one `sbxctl run`, under a run id of its own."""
+    """The specification of one `sbxctl run`, under a run id of its own.
+
+    Raises ExecutionRejected: an unknown image, or a variable that is never passed.
+    """
     egress = DENY_ALL
     if network and described.destinations:
         egress = EgressPolicy(mode=EgressMode.ALLOWLIST, destinations=described.destinations)
-    built = worker_environment(tuple(environment), environment)
+    try:
+        built = worker_environment(tuple(environment), environment)
+    except OperatorNamesRefused as error:
+        raise ExecutionRejected(
+            RejectedCode.ENVIRONMENT_NAME_REFUSED, f"--env: {error}", field="environment"
+        ) from None
     return EnvironmentSpec(
         tenant_id=OPERATOR_TENANT,
         run_id=RunId(f"sbxctl-{secrets.token_hex(8)}"),
