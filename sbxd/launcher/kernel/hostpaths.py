@@ -11,11 +11,14 @@ Layout of the state directory (root, 0755):
     uids/      root, 0700: one file `<base>-<environment id>` per block in use
 """
 
+import errno
 import os
 import re
 import stat
+import sys
 from contextlib import suppress
 
+import sbxd
 from sbxd.port.ids import ENVIRONMENT_ID_PATTERN
 
 STATE_DIRECTORY = "/var/lib/sbxd"
@@ -172,6 +175,17 @@ def loop_backing_files() -> list[tuple[int, str]]:
         ):
             found.append((int(number), file.read().rstrip("\n")))
     return found
+
+
+def seccomp_profile(name: str) -> str:
+    """The file of a shipped syscall profile: of the checkout, else of the installation's prefix,
+    else of the distribution's package. Raises FileNotFoundError."""
+    checkout = os.path.dirname(os.path.dirname(os.path.abspath(sbxd.__file__)))
+    for directory in (checkout, f"{sys.prefix}/share/sbxd", SHARE_DIRECTORY):
+        path = f"{directory}/seccomp/{name}.json"
+        if os.path.isfile(path):
+            return path
+    raise FileNotFoundError(errno.ENOENT, "the syscall profile is not installed", name)
 
 
 _FLAG_FILES = {
