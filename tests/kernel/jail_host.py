@@ -18,13 +18,14 @@ import tempfile
 import time
 from pathlib import Path
 
-from sbxd.jail import build, construct, mounts, syscalls
+from sbxd.jail import build, construct, handshake, mounts, syscalls
 from sbxd.jail.plan import IdBlock, JailPlan
 from sbxd.jail.steps import JailError
 from sbxd.jail.steward_process import Serve
 from sbxd.steward.server import serve
 
 CONTROL, INIT_CHANNEL, STEWARD_CHANNEL = 3, 4, 5
+PR_SET_CHILD_SUBREAPER = 36
 
 
 def probe(channel_fd: int, workspace_fd: int) -> int:
@@ -195,16 +196,49 @@ def refuse(pid: int, lines: str) -> None:
     raise OSError(errno.EPERM, os.strerror(errno.EPERM))
 
 
+def stop_init(pid: int, lines: str) -> None:
+    """A map writer under which init neither answers nor dies."""
+    handshake.DEADLINE_SECONDS = 1
+    write_maps(pid, lines)
+    os.kill(pid, signal.SIGSTOP)
+
+
+def vanish(pid: int, lines: str) -> None:
+    """A map writer under which the helper itself is killed."""
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
 MAP_WRITERS: dict[str, construct.MapWriter] = {
     "write": write_maps,
     "kill": die_instead,
     "refuse": refuse,
+    "stop": stop_init,
+    "vanish": vanish,
 }
 
 
 def enter_a_cgroup_namespace_of_its_own(_: build.InitContext) -> None:
     """Init's cgroup namespace is rooted at its own leaf: the arrangement that must not work."""
     syscalls.unshare(syscalls.CLONE_NEWCGROUP)
+
+
+def outlive_a_helper(plan: JailPlan) -> dict[str, object]:
+    """Be the launcher of a helper that is killed; report when none of its processes is left."""
+    syscalls.prctl(PR_SET_CHILD_SUBREAPER, 1)
+    helper = os.fork()
+    if helper == 0:
+        construct.launch(plan, vanish, probe)
+        os._exit(1)
+    signal.alarm(20)
+    ended = []
+    while True:
+        try:
+            ended.append(os.wait())
+        except ChildProcessError:
+            break
+    statuses = dict(ended)
+    return {"step": "vanished", "errno": statuses.pop(helper), "children": False,
+            "others": sorted(statuses.values())}  # fmt: skip
 
 
 def serve_host(
@@ -214,6 +248,9 @@ def serve_host(
     maps: construct.MapWriter,
     server: Serve,
 ) -> None:
+    if maps is vanish:
+        control.send(json.dumps(outlive_a_helper(plan)).encode())
+        return
     began = time.monotonic()
     try:
         launched = construct.launch(plan, maps, server)

@@ -3,6 +3,7 @@
 import errno
 import os
 import socket
+import textwrap
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -227,6 +228,36 @@ def test_a_killed_leaf_ends_its_command_with_the_signal(built: Environment) -> N
     built.kill(running.number)
     assert running.finish().status == -9
     assert built.pids(running.number) == []
+
+
+def test_a_command_sees_no_process_of_another_before_it_is_the_program(
+    built: Environment,
+) -> None:
+    watcher = built.release(
+        built.park(), built.python, "-c", textwrap.dedent("""
+            import os
+            seen = set()
+            open("watching", "w").close()
+            print("up", flush=True)
+            while os.path.exists("watching"):
+                for name in os.listdir("/proc"):
+                    if name.isdecimal():
+                        try:
+                            seen.add(os.readlink(f"/proc/{name}/exe"))
+                        except FileNotFoundError:
+                            pass
+                        except PermissionError:
+                            seen.add("refused")
+            print(*sorted(seen), sep="\\n")
+        """),
+    )  # fmt: skip
+    assert watcher.read() == b"up\n"
+    for _ in range(20):
+        assert built.run("sleep", "0.001").status == 0
+    assert built.run("rm", "watching").status == 0
+    seen = set(watcher.finish().stdout.decode().split())
+    assert built.python in seen, "itself: the control"
+    assert seen <= {built.python, "/usr/bin/sleep", "/usr/bin/rm"}
 
 
 # the parked process -----------------------------------------------------------------------------

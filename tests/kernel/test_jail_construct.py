@@ -59,6 +59,18 @@ def test_an_init_that_dies_while_it_is_built_is_an_error_at_once() -> None:
     assert number == errno.EPIPE
 
 
+def test_an_init_that_stands_still_is_an_error_after_the_deadline() -> None:
+    assert failure(maps="stop") == ("await_init", errno.ETIMEDOUT)
+
+
+def test_a_helper_that_is_killed_leaves_neither_init_nor_steward() -> None:
+    with pytest.raises(LaunchFailed) as caught, environment(maps="vanish"):
+        raise AssertionError("the launch succeeded")
+    report = caught.value.report
+    assert report["errno"] == 9, "the helper was killed"
+    assert report["others"] == [256, 256], "both ended by themselves, at the end of their gates"
+
+
 def test_a_map_that_cannot_be_written_stops_construction() -> None:
     assert failure(maps="refuse") == ("write_the_maps", errno.EPERM)
 
