@@ -7,6 +7,7 @@ channel ends, every sandbox is lost.
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import TypeVar
+from weakref import WeakSet
 
 import trio
 
@@ -45,6 +46,7 @@ class NamespacesMechanism:
     def __init__(self, client: LauncherClient, nursery: trio.Nursery) -> None:
         self._client = client
         self._nursery = nursery
+        self._sandboxes: WeakSet[NamespacesSandbox] = WeakSet()
 
     async def prepare(
         self, environment_id: EnvironmentId, profile: SlotProfile, *, back_stop_seconds: int
@@ -67,6 +69,7 @@ class NamespacesMechanism:
                 sandbox = NamespacesSandbox(
                     self._client, self._nursery, profile, reply, answer.take()
                 )
+            self._sandboxes.add(sandbox)
             self._client.watch(environment_id, sandbox)
             await sandbox.begin()
         except launcher_client.LauncherRefused:
@@ -121,6 +124,12 @@ class NamespacesMechanism:
         ):
             pass
 
+    def release(self) -> None:
+        """Kill and let go of every environment that was not destroyed."""
+        for sandbox in list(self._sandboxes):
+            sandbox.on_launcher_lost()
+            sandbox.release()
+
     async def wait_lost(self) -> None:
         """Until the launcher's channel has ended."""
         await self._client.wait_lost()
@@ -133,8 +142,12 @@ async def open_namespaces(launcher_socket: str) -> AsyncIterator[NamespacesMecha
     Leaving the block closes the launcher's channel, which ends every environment.
     """
     async with launcher_client.connect(launcher_socket) as client, trio.open_nursery() as nursery:
-        yield NamespacesMechanism(client, nursery)
-        nursery.cancel_scope.cancel()
+        mechanism = NamespacesMechanism(client, nursery)
+        try:
+            yield mechanism
+        finally:
+            mechanism.release()
+            nursery.cancel_scope.cancel()
 
 
 _Reply = TypeVar("_Reply", bound=LauncherReply)

@@ -192,12 +192,13 @@ class NamespacesSandbox:
         async with self._destroying:
             if self._destroyed:
                 return
-            await self._release()
+            self.release()
             await destroy_environment(self._client, self.environment_id)
             self._client.unwatch(self.environment_id)
             self._destroyed = True
 
-    async def _release(self) -> None:
+    def release(self) -> None:
+        """End the tasks and close every descriptor but those of running commands. Idempotent."""
         if self._released:
             return
         self._released = True
@@ -216,7 +217,7 @@ class NamespacesSandbox:
             self._first_leaf.close()
         self._init_socket.close()
         close_all(self._owned)
-        await trio.aclose_forcefully(self._steward_stream)
+        self._steward_stream.socket.close()
 
     # --- commands -----------------------------------------------------------------------------
 
