@@ -1,6 +1,7 @@
 """The adapters that the contract suite runs against, each as the same `Subject`."""
 
 import hashlib
+import secrets
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -79,6 +80,8 @@ class Subject:
     image_digest: str
     ceilings: ResourceLimits
     runs: int = 0
+    # A daemon remembers runs and their epochs from one test to the next.
+    prefix: str = field(default_factory=lambda: secrets.token_hex(8))
 
     def specification(
         self,
@@ -92,7 +95,7 @@ class Subject:
         self.runs += 1
         return EnvironmentSpec(
             tenant_id=TenantId(tenant),
-            run_id=RunId(run or f"run-{self.runs}"),
+            run_id=RunId(f"{self.prefix}-{run or self.runs}"),
             lease_epoch=epoch,
             image_digest=image_digest or self.image_digest,
             limits=LIMITS,
