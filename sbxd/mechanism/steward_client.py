@@ -61,6 +61,42 @@ _PROVENANCES = {
 }
 
 
+class _Reading:
+    """The pieces of one file. Not a generator, since those must be closed when they are dropped."""
+
+    def __init__(
+        self,
+        client: "StewardClient",
+        path: bytes,
+        maximum_bytes: int,
+        first: Opened,
+        pieces: list[bytes],
+    ) -> None:
+        self._client = client
+        self._path = path
+        self._maximum_bytes = maximum_bytes
+        self._first = first
+        self._pieces = pieces[::-1]
+        self._offset = 0
+
+    def __aiter__(self) -> "_Reading":
+        return self
+
+    async def __anext__(self) -> bytes:
+        if not self._pieces:
+            if self._offset >= self._first.size:
+                raise StopAsyncIteration
+            _, pieces = await self._client.ask_piece(
+                self._path, self._maximum_bytes, self._offset, self._first.stamp
+            )
+            self._pieces = pieces[::-1]
+        else:
+            await trio.lowlevel.checkpoint()
+        piece = self._pieces.pop()
+        self._offset += len(piece)
+        return piece
+
+
 class StewardClient:
     """One steward. All methods may be awaited concurrently; they take turns.
 
@@ -124,20 +160,8 @@ class StewardClient:
         CHANGED_DURING_READ when it did not hold still). Nothing is held between two pieces, so
         that an iterator may be dropped at any point.
         """
-        first, pieces = await self._ask_piece(path, maximum_bytes, 0, frames.NO_STAMP)
-        return self._read_on(path, maximum_bytes, first, pieces)
-
-    async def _read_on(
-        self, path: bytes, maximum_bytes: int, first: Opened, pieces: list[bytes]
-    ) -> AsyncIterator[bytes]:
-        offset = 0
-        while True:
-            for piece in pieces:
-                offset += len(piece)
-                yield piece
-            if offset >= first.size:
-                return
-            _, pieces = await self._ask_piece(path, maximum_bytes, offset, first.stamp)
+        first, pieces = await self.ask_piece(path, maximum_bytes, 0, frames.NO_STAMP)
+        return _Reading(self, path, maximum_bytes, first, pieces)
 
     async def write(self, path: bytes, size_bytes: int, data: AsyncIterator[bytes]) -> None:
         """Create or replace one file, atomically, from exactly size_bytes.
@@ -179,10 +203,11 @@ class StewardClient:
                     self._break("more entries than were asked for")
                 entries.append(self._change(reply))
 
-    async def _ask_piece(
+    async def ask_piece(
         self, path: bytes, maximum_bytes: int, offset: int, stamp: bytes
     ) -> tuple[Opened, list[bytes]]:
-        """Some of the file from `offset` on, in one exchange."""
+        """Some of the file from `offset` on, in one exchange: what `read` is made of. `stamp` is
+        that of the first exchange."""
         async with self._turn:
             length = frames.READ_BYTES_MAX
             await self._open(frames.Read(maximum_bytes, offset, length, stamp, path))

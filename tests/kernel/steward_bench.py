@@ -18,9 +18,20 @@ from sbxd.steward.server import serve
 from sbxd.steward.tree import Clock
 
 
-async def once(*chunks: bytes) -> AsyncIterator[bytes]:
-    for chunk in chunks:
-        yield chunk
+class once:
+    """An upload of these chunks; no generator, since it may be dropped at any point."""
+
+    def __init__(self, *chunks: bytes) -> None:
+        self._chunks = iter(chunks)
+
+    def __aiter__(self) -> "once":
+        return self
+
+    async def __anext__(self) -> bytes:
+        await trio.lowlevel.checkpoint()
+        for chunk in self._chunks:
+            return chunk
+        raise StopAsyncIteration
 
 
 async def collect(pieces: AsyncIterator[bytes]) -> bytes:
