@@ -35,7 +35,10 @@ class JailPlan:
     image_fd: a detached mount of the image's root, id-mapped for the block, read-only.
     workspace_fd: a detached mount of the volume, id-mapped. box_fd, init_leaf_fd, steward_leaf_fd:
     directories of the cgroups. init_channel_fd, steward_channel_fd: the environment's ends.
-    seccomp_workload, seccomp_init, seccomp_steward: BPF programs (struct sock_filter[]).
+    seccomp_workload, seccomp_init, seccomp_steward: BPF programs (struct sock_filter[]). A command
+    inherits init's, which must therefore allow all that the workload's allows.
+    rlimits: by the names of setrlimit, with or without RLIMIT_; never above the caller's own.
+    A launch uses both mounts up: they cannot be attached again.
     """
 
     environment_id: str
