@@ -65,6 +65,7 @@ class Script:
     destroy_failures: int = 0
     unenforced: tuple[str, ...] = ()
     fail_at: int | None = None
+    leaves_residue: bool = False  # a preparation that fails or is cancelled removes nothing
     on_call: Callable[[str], None] = lambda _name: None
 
 
@@ -199,6 +200,7 @@ class DoubleSandbox:
         self._lost = trio.Event()
         self._lost_part = "init"
         self.changes_fail = False
+        self.steward_is_gone = False
 
     async def assign(self, limits: ResourceLimits) -> None:
         await self.owner.call("assign")
@@ -240,6 +242,8 @@ class DoubleSandbox:
 
     async def listdir(self, path: bytes) -> Sequence[FileChange]:
         await self.owner.call("listdir")
+        if self.steward_is_gone:
+            raise SandboxLost("listdir", 0)
         return ()
 
     async def provenance(self, path: bytes) -> WorkspaceProvenance:
@@ -292,7 +296,8 @@ class MechanismDouble:
             await self.call("prepare")
             await trio.sleep(self.script.prepare_seconds)
         except BaseException:
-            del self.existing[environment_id]
+            if not self.script.leaves_residue:
+                del self.existing[environment_id]
             raise
         sandbox = DoubleSandbox(self, environment_id, profile)
         self.sandboxes.append(sandbox)

@@ -36,13 +36,14 @@ from sbxd.port.errors import (
     WorkspaceEscape,
 )
 from sbxd.port.ids import RunId, TenantId
-from sbxd.settings import LimitSettings
+from sbxd.settings import LimitSettings, Settings
 from tests.lifecycle.double import Behaviour, Script
 from tests.lifecycle.world import (
     ADMIN,
     DEFAULT,
     LIMITS,
     OTHER_WORKER,
+    WITH_RESERVE,
     WORKER,
     command,
     open_world,
@@ -106,6 +107,19 @@ async def test_a_preparation_that_fails_is_unavailable_and_leaves_nothing(
         assert failed.value.detail == "double prepare: EIO"
         await wait_all_tasks_blocked()
         assert len(world.sink.of(SlotPreparationFailed)) == 1
+        assert world.consistent_and_empty()
+
+
+@pytest.mark.parametrize("script", [Script(fail_at=1), Script(prepare_seconds=31)])
+async def test_what_a_preparation_leaves_behind_is_removed_by_its_id(
+    script: Script, tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    script.leaves_residue = True
+    async with open_world(tmp_path, script=script) as world:
+        with pytest.raises(ExecutionUnavailable):
+            await world.environments.provision(WORKER, spec())
+        assert world.mechanism.existing
+        await wait_all_tasks_blocked()
         assert world.consistent_and_empty()
 
 
@@ -213,6 +227,39 @@ async def test_a_new_epoch_of_a_run_ends_its_lower_ones_and_nothing_else(
                 await world.run(stale)
         reasons = [event.reason for event in world.sink.of(EnvironmentDestroyed)]
         assert reasons == [DestroyReason.SUPERSEDED] * 2
+
+
+@pytest.mark.parametrize("settings", [DEFAULT, WITH_RESERVE])
+async def test_a_run_may_have_several_environments_and_they_are_dead_before_the_next_epoch_lives(
+    settings: Settings, tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    script = Script()
+    async with open_world(tmp_path, settings=settings, script=script) as world:
+        await trio.sleep(1)
+        for _twin in range(2):
+            await world.environments.provision(WORKER, spec(epoch=1))
+            await trio.sleep(1)
+        old = [each for each in world.mechanism.sandboxes if each.assigned]
+        assert [each.killed for each in old] == [False, False]
+        seen: list[list[bool]] = []
+
+        def look(name: str) -> None:
+            if name == "assign":
+                seen.append([each.killed for each in old])
+
+        script.on_call = look
+        await world.environments.provision(WORKER, spec(epoch=2))
+        assert seen == [[True, True]]
+
+
+async def test_an_idle_environment_is_killed_in_the_same_step_in_which_its_end_is_asked(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    async with open_world(tmp_path) as world:
+        handle = await world.environments.provision(WORKER, spec())
+        supervisor = world.registry.find(WORKER, handle)
+        supervisor.request_end(DestroyReason.STALE_LEASE)
+        assert world.mechanism.sandboxes[0].killed
 
 
 async def test_a_new_epoch_ends_the_command_that_the_old_one_runs(
@@ -513,6 +560,19 @@ async def test_files_go_in_and_out_and_only_for_the_owner(
         assert foreign.value.code is RejectedCode.ENVIRONMENT_GONE
         with pytest.raises(WorkspaceEscape):
             await environments.listdir(WORKER, handle, b"../etc")
+
+
+async def test_a_steward_that_is_gone_is_environment_lost_and_ends_the_environment(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    async with open_world(tmp_path) as world:
+        handle = await world.environments.provision(WORKER, spec())
+        world.mechanism.sandboxes[0].steward_is_gone = True
+        with pytest.raises(ExecutionUnavailable) as lost:
+            await world.environments.listdir(WORKER, handle, b".")
+        assert lost.value.code is UnavailableCode.ENVIRONMENT_LOST
+        await wait_all_tasks_blocked()
+        assert world.consistent_and_empty()
 
 
 async def test_a_command_that_is_refused_touches_nothing(
