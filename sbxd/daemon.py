@@ -70,6 +70,7 @@ from sbxd.settings import SandboxMechanism, Settings
 BUILT = (SandboxMechanism.NAMESPACES, SandboxMechanism.FAKE)
 FILE_THREADS = 4
 FAREWELL_SECONDS = 5.0
+LAUNCHER_SECONDS = 20.0
 
 
 class ExitStatus(IntEnum):
@@ -195,7 +196,7 @@ async def _assemble(
     settings: Settings, mechanism: Mechanism, audit: AuditSink, log: logging.Logger
 ) -> AsyncIterator[Assembled]:
     budgets = Budgets()
-    boot_id = (await mechanism.inventory()).boot_id
+    boot_id = await read_boot_id(mechanism)
     one_thread = OneThread()
     directory = Path(settings.state_directory) / "journal"
     store = await one_thread(partial(JournalStore, directory, boot_id, time.time))
@@ -240,6 +241,17 @@ async def _assemble(
             nursery.cancel_scope.cancel()
     finally:
         store.close()
+
+
+async def read_boot_id(mechanism: Mechanism) -> str:
+    """The launcher's first answer. A launcher that cannot start leaves its socket open, so
+    whoever connects would wait for ever. Raises CannotStart."""
+    with trio.move_on_after(LAUNCHER_SECONDS):
+        return (await mechanism.inventory()).boot_id
+    raise CannotStart(
+        f"the launcher has not answered for {LAUNCHER_SECONDS:.0f} s: see "
+        "`journalctl -u sbxd-launcher`"
+    )
 
 
 class _NothingToUnpack:

@@ -12,8 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import trio
+from trio.testing import MockClock
 
 from sbxd.__main__ import read_credential
+from sbxd.daemon import LAUNCHER_SECONDS, CannotStart, read_boot_id
+from sbxd.mechanism.protocol import Inventory
+from tests.lifecycle.double import MechanismDouble
 
 SECONDS_MAX = 30.0
 FAKE = 'deployment_mode = "development"\nauth_mode = "dev"\nsandbox = "fake"\n'
@@ -124,6 +129,20 @@ def test_without_a_launcher_it_fails_and_says_what_to_look_at(place: Place) -> N
         assert process.returncode == 1
         assert "sbxd-launcher.socket" in told
         assert "Traceback" not in told
+
+
+async def test_a_launcher_that_never_answers_is_given_up_after_a_while(
+    autojump_clock: MockClock,
+) -> None:
+    class Mute(MechanismDouble):
+        async def inventory(self) -> Inventory:
+            return await trio.sleep_forever()
+
+    assert await read_boot_id(MechanismDouble()) == "boot"
+    began = trio.current_time()
+    with pytest.raises(CannotStart):
+        await read_boot_id(Mute())
+    assert trio.current_time() - began == LAUNCHER_SECONDS
 
 
 def test_without_an_audit_log_it_does_not_serve(place: Place) -> None:
