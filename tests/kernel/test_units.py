@@ -94,6 +94,37 @@ def test_the_recorded_exposure_is_the_one_that_systemd_computes(unit: str) -> No
     assert row[1] == found[1], f"record {found[1]} for {unit} in docs/units.md"
 
 
+def status_of(unit: str) -> dict[str, str]:
+    """/proc/PID/status of the unit's main process, started if need be (it reports readiness)."""
+    started = run("systemctl", "start", unit)
+    assert started.returncode == 0, run("journalctl", "--no-pager", "-n", "30", "-u", unit).stdout
+    pid = run("systemctl", "show", "--property=MainPID", "--value", unit).stdout.strip()
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return {name: value.strip() for name, _, value in (line.partition(":") for line in lines)}
+
+
+@in_a_lane
+def test_the_running_daemon_has_no_right_to_lose() -> None:
+    status = status_of("sbxd.service")
+    for capabilities in ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb"):
+        assert int(status[capabilities], 16) == 0
+    assert status["NoNewPrivs"] == "1"
+    assert status["Seccomp"] == "2"
+    assert "0" not in status["Uid"].split() + status["Gid"].split()
+
+
+@in_a_lane
+def test_the_running_launcher_is_root_within_its_bounds() -> None:
+    status = status_of("sbxd-launcher.service")
+    assert set(status["Uid"].split()) == {"0"}
+    assert status["NoNewPrivs"] == "0"
+    bounds = int(status["CapBnd"], 16)
+    cap_sys_admin, cap_sys_module, cap_sys_boot = 21, 16, 22
+    assert bounds >> cap_sys_admin & 1
+    assert not bounds >> cap_sys_module & 1
+    assert not bounds >> cap_sys_boot & 1
+
+
 @in_a_lane
 @pytest.mark.parametrize(
     ("path", "owner", "group", "mode"),

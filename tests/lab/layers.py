@@ -22,6 +22,7 @@ from . import cache, kernel
 from .host import REPOSITORY, LabError, require_root, require_tools
 from .packages import (
     EXTRAS,
+    IMAGE_EXCLUDED,
     IMAGE_PACKAGES,
     ROOT_PACKAGES,
     SUITE,
@@ -64,7 +65,9 @@ def obtain(lane: str, say: Say) -> Layers:
             lambda target: _build_environment(target, root, requirements),
             say,
         )
-        image = cache.obtain("image", [_IMAGE_RECIPE, SUITE, IMAGE_PACKAGES], _build_image, say)
+        image = cache.obtain(
+            "image", [_IMAGE_RECIPE, SUITE, IMAGE_PACKAGES, IMAGE_EXCLUDED], _build_image, say
+        )
         uml = None
         if lane == "uml":
             uml = cache.obtain("uml", [_UML_RECIPE, UML_SUITE, UML_PACKAGE], _build_uml, say)
@@ -112,6 +115,7 @@ def _build_image(target: Path) -> None:
         "--variant=minbase",
         "--format=tar",
         f"--include={','.join(IMAGE_PACKAGES)}",
+        *(f"--dpkgopt=path-exclude={pattern}" for pattern in IMAGE_EXCLUDED),
         SUITE,
         str(target),
     )

@@ -46,6 +46,14 @@ UML_PACKAGE = "user-mode-linux"
 
 # The root file system that sandboxes get in the lanes.
 IMAGE_PACKAGES = ("python3",)
+# A third of the files, which no sandbox reads: each import into a lane is that much faster.
+IMAGE_EXCLUDED = (
+    "/usr/share/doc/*",
+    "/usr/share/info/*",
+    "/usr/share/lintian/*",
+    "/usr/share/locale/*",
+    "/usr/share/man/*",
+)
 
 # The extras of the project that its virtual environment in the lanes holds.
 EXTRAS = ("daemon", "cli", "postgres", "mcp", "test")
