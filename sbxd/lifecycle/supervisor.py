@@ -264,7 +264,6 @@ class Supervisor:
 
     async def _destroy(self) -> MechanismError | None:
         """Destroy until it is proven. Returns the last failure when it was never."""
-        await self._note(JournalState.DESTROYING)
         attempt = 1
         while True:
             problem = await self._try_to_destroy()
@@ -273,6 +272,7 @@ class Supervisor:
                 return None
             self.apply(Event.DESTROY_FAILED)
             self.first_attempt_over.set()
+            await self._note(JournalState.DESTROYING)
             if self._is_abandoned:
                 await trio.sleep_forever()
             await self._emit_surely(
@@ -306,8 +306,9 @@ class Supervisor:
     async def _conclude(self, problem: MechanismError | None) -> None:
         """Write down and audit what the end was."""
         if problem is None:
-            await self._note(JournalState.GONE)
+            # Whoever asked for the end has the proof and need not wait for the record.
             self.first_attempt_over.set()
+            await self._note(JournalState.GONE)
             destroyed = self._destroyed_event()
             if destroyed is not None:
                 await self._emit_surely(destroyed)
