@@ -1,0 +1,251 @@
+"""Workspace volumes of both kinds: limited, reserved, owned by the workload, erased."""
+
+import errno
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from sbxd.jail.plan import WORKLOAD_ID
+from sbxd.launcher.kernel import hostpaths, loop_image, project_quota, volume
+from sbxd.launcher.requests import VolumeSize
+
+MIB = 1024 * 1024
+FIRST, SECOND = "a" * 32, "b" * 32
+SIZE = VolumeSize(workspace_bytes=24 * MIB, inodes_max=100)
+
+LOOP = pytest.param(volume.LOOP, marks=pytest.mark.needs("root", "loop"))
+QUOTA = pytest.param(volume.QUOTA, marks=pytest.mark.needs("root", "quota"))
+
+
+@pytest.fixture
+def state(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A state directory of the test's own, on the file system of the real one."""
+    directory = Path(hostpaths.STATE_DIRECTORY) / "volume-tests"
+    directory.mkdir(mode=0o755)
+    monkeypatch.setattr(hostpaths, "STATE_DIRECTORY", str(directory))
+    yield directory
+    for environment_id in (FIRST, SECOND):
+        volume.erase(environment_id)
+    os.rmdir(directory / "volumes")
+    directory.rmdir()
+
+
+@pytest.fixture
+def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The kind under test: a loop image also where there is a quota."""
+    if request.param == volume.LOOP:
+        monkeypatch.setattr(project_quota, "is_enforced", lambda directory: False)
+    return str(request.param)
+
+
+@contextmanager
+def mounted(environment_id: str, size: VolumeSize, kind: str) -> Iterator[int]:
+    handle = volume.create(environment_id, size)
+    assert handle.kind == kind
+    root = os.open(".", os.O_RDONLY | os.O_DIRECTORY, dir_fd=handle.mount_fd)
+    os.close(handle.mount_fd)
+    try:
+        yield root
+    finally:
+        os.close(root)
+
+
+@contextmanager
+def refused(*numbers: int) -> Iterator[None]:
+    """The block fails with one of these errnos."""
+    with pytest.raises(OSError, match=r"^\[Errno") as raised:
+        yield
+    assert raised.value.errno in numbers
+
+
+def as_workload(root: int, work: str) -> tuple[int, str]:
+    """Do `files` or `bytes` as the workload's uid until it is refused: how much, and why."""
+    here, there = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        done, why = 0, "?"
+        try:
+            os.setgroups([])
+            os.setresgid(WORKLOAD_ID, WORKLOAD_ID, WORKLOAD_ID)
+            os.setresuid(WORKLOAD_ID, WORKLOAD_ID, WORKLOAD_ID)
+            flags = os.O_CREAT | os.O_WRONLY
+            if work == "bytes":
+                file = os.open("bytes", flags, 0o600, dir_fd=root)
+                while True:
+                    done += os.write(file, bytes(65536))
+            while True:
+                os.close(os.open(f"f{done}", flags, 0o600, dir_fd=root))
+                done += 1
+        except OSError as problem:
+            why = errno.errorcode[problem.errno or 0]
+        finally:
+            os.write(there, f"{done} {why}".encode())
+            os._exit(0)
+    os.close(there)
+    with os.fdopen(here) as pipe:
+        done_text, why = pipe.read().split()
+    os.waitpid(pid, 0)
+    return int(done_text), why
+
+
+@pytest.mark.parametrize("kind", [LOOP, QUOTA], indirect=True)
+def test_a_volume_starts_empty_and_belongs_to_the_workload(state: Path, kind: str) -> None:
+    with mounted(FIRST, SIZE, kind) as root:
+        assert os.listdir(root) == []
+        status = os.fstat(root)
+        assert (status.st_uid, status.st_gid) == (WORKLOAD_ID, WORKLOAD_ID)
+        assert status.st_mode & 0o7777 == 0o755
+
+
+@pytest.mark.parametrize("kind", [LOOP, QUOTA], indirect=True)
+def test_bytes_are_limited_for_the_workload(state: Path, kind: str) -> None:
+    with mounted(FIRST, SIZE, kind) as root:
+        written, why = as_workload(root, "bytes")
+        assert why in ("ENOSPC", "EDQUOT")
+        assert SIZE.workspace_bytes * 0.98 <= written <= SIZE.workspace_bytes * 1.05
+
+
+@pytest.mark.parametrize("kind", [LOOP, QUOTA], indirect=True)
+def test_inodes_are_limited_for_the_workload(state: Path, kind: str) -> None:
+    with mounted(FIRST, SIZE, kind) as root:
+        made, why = as_workload(root, "files")
+        assert why in ("ENOSPC", "EDQUOT")
+        assert SIZE.inodes_max <= made <= SIZE.inodes_max + 32
+
+
+@pytest.mark.parametrize("kind", [LOOP, QUOTA], indirect=True)
+def test_what_one_volume_holds_is_not_in_the_next(state: Path, kind: str) -> None:
+    with mounted(FIRST, SIZE, kind) as root:
+        as_workload(root, "bytes")
+    volume.erase(FIRST)
+    with mounted(FIRST, SIZE, kind) as root:
+        assert os.listdir(root) == []
+        assert as_workload(root, "bytes")[0] >= SIZE.workspace_bytes * 0.98
+
+
+@pytest.mark.parametrize("kind", [LOOP, QUOTA], indirect=True)
+def test_erasing_is_idempotent_and_leaves_nothing(state: Path, kind: str) -> None:
+    with mounted(FIRST, SIZE, kind):
+        assert len(os.listdir(state / "volumes")) == 1
+    volume.erase(FIRST)
+    volume.erase(FIRST)
+    assert os.listdir(state / "volumes") == []
+
+
+@pytest.mark.parametrize("kind", [LOOP, QUOTA], indirect=True)
+def test_an_environment_has_one_volume(state: Path, kind: str) -> None:
+    with mounted(FIRST, SIZE, kind), pytest.raises(FileExistsError):
+        volume.create(FIRST, SIZE)
+    assert len(os.listdir(state / "volumes")) == 1
+
+
+@pytest.mark.parametrize("kind", [LOOP, QUOTA], indirect=True)
+def test_space_that_is_not_there_is_not_promised(state: Path, kind: str) -> None:
+    with refused(errno.ENOSPC, errno.EFBIG):
+        volume.create(FIRST, VolumeSize(workspace_bytes=2**46, inodes_max=100))
+    assert os.listdir(state / "volumes") == []
+
+
+@pytest.mark.parametrize("kind", [LOOP], indirect=True)
+def test_a_loop_image_is_allocated_before_it_is_used(state: Path, kind: str) -> None:
+    with mounted(FIRST, SIZE, kind):
+        status = (state / "volumes" / f"{FIRST}.img").stat()
+        assert status.st_blocks * 512 >= status.st_size >= SIZE.workspace_bytes
+
+
+@pytest.mark.parametrize("kind", [LOOP], indirect=True)
+def test_a_loop_device_is_free_once_its_mount_is_gone(state: Path, kind: str) -> None:
+    def ours() -> list[str]:
+        return [
+            name
+            for name in os.listdir("/sys/block")
+            if (backing := Path(f"/sys/block/{name}/loop/backing_file")).exists()
+            and FIRST in backing.read_text()
+        ]
+
+    with mounted(FIRST, SIZE, kind):
+        assert len(ours()) == 1  # the positive control
+    deadline = time.monotonic() + 5
+    while ours() and time.monotonic() < deadline:
+        os.sched_yield()
+    assert ours() == []
+
+
+@pytest.mark.parametrize("kind", [LOOP], indirect=True)
+def test_a_failed_format_leaves_no_image(
+    state: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loop_image, "_FEATURES", "no_such_feature")
+    with pytest.raises(OSError, match=r"mkfs.ext4") as refused:
+        volume.create(FIRST, SIZE)
+    assert refused.value.errno == errno.EIO
+    assert os.listdir(state / "volumes") == []
+
+
+@pytest.mark.parametrize("kind", [LOOP], indirect=True)
+def test_a_loop_volume_is_not_resized(state: Path, kind: str) -> None:
+    with mounted(FIRST, SIZE, kind), refused(errno.EOPNOTSUPP):
+        volume.resize(FIRST, SIZE)
+
+
+@pytest.mark.parametrize("kind", [QUOTA], indirect=True)
+def test_a_quota_follows_a_resize(state: Path, kind: str) -> None:
+    assert volume.kind_available() == volume.QUOTA
+    with mounted(FIRST, SIZE, kind) as root:
+        volume.resize(FIRST, VolumeSize(workspace_bytes=SIZE.workspace_bytes, inodes_max=16))
+        assert as_workload(root, "files")[0] == 16
+        volume.resize(FIRST, VolumeSize(workspace_bytes=4 * MIB, inodes_max=17))
+        assert 3 * MIB < as_workload(root, "bytes")[0] <= 4 * MIB
+        used = volume.usage(FIRST)
+        assert 3 * MIB < used.bytes_used <= 4 * MIB
+        assert used.inodes_used == 18  # with the root directory
+
+
+@pytest.mark.parametrize("kind", [QUOTA], indirect=True)
+def test_one_volume_does_not_eat_anothers_promise(state: Path, kind: str) -> None:
+    free = os.statvfs(state)
+    most = free.f_bavail * free.f_frsize * 2 // 3
+    large = VolumeSize(workspace_bytes=most, inodes_max=100)
+    with mounted(FIRST, large, kind):
+        with refused(errno.ENOSPC):
+            volume.create(SECOND, large)
+        volume.resize(FIRST, SIZE)
+        with mounted(SECOND, large, kind), refused(errno.ENOSPC):
+            volume.resize(FIRST, large)
+
+
+@pytest.mark.parametrize("kind", [QUOTA], indirect=True)
+def test_volumes_are_projects_of_their_own(state: Path, kind: str) -> None:
+    with mounted(FIRST, SIZE, kind) as first, mounted(SECOND, SIZE, kind) as second:
+        as_workload(first, "bytes")
+        assert volume.usage(SECOND).bytes_used < MIB
+        assert as_workload(second, "bytes")[0] >= SIZE.workspace_bytes * 0.98
+
+
+@pytest.mark.needs("root")
+def test_a_tree_of_any_depth_is_emptied_without_following_links(tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "kept").write_text("x")
+    (tmp_path / "v").mkdir()
+    directory = os.open(tmp_path / "v", os.O_RDONLY)
+    for depth in range(1500):
+        for name in ("a", "1", "2"):
+            os.mkdir(name, dir_fd=directory)
+        os.symlink(outside, "link", dir_fd=directory)
+        os.chmod("1", 0, dir_fd=directory)
+        if depth % 100 == 0:
+            os.mkfifo("fifo", dir_fd=directory)
+        below = os.open("a", os.O_RDONLY, dir_fd=directory)
+        os.close(directory)
+        directory = below
+    os.close(directory)
+    volumes = os.open(tmp_path, os.O_RDONLY)
+    project_quota.erase(volumes, "v")
+    os.close(volumes)
+    assert os.listdir(tmp_path) == ["outside"]
+    assert (outside / "kept").read_text() == "x"
