@@ -17,6 +17,7 @@ UNSET_IN_LAUNCHER = {
     "AppArmorProfile",
     "DeviceAllow",
     "DevicePolicy",
+    "LockPersonality",
     "MemoryDenyWriteExecute",
     "NoNewPrivileges",
     "OOMScoreAdjust",

@@ -3,10 +3,16 @@
 Everything goes through the worker socket, as a worker would; the image is the daemon's default.
 """
 
+import json
+import os
 import secrets
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import trio
 
 from sbxd.client.admin import AdminClient, connect_admin
 from sbxd.client.remote import RemoteExecutionEnvironment, connect
@@ -30,6 +36,36 @@ LIMITS = ResourceLimits(
 )
 
 
+# What every program that looks around inside starts with. `attempt` says how a call ended: "ok" or
+# the name of its errno; `syscall` is that of a raw system call.
+PRELUDE = """
+import ctypes, errno, json, os, socket, stat, sys
+
+libc = ctypes.CDLL(None, use_errno=True)
+
+
+def syscall(number, *arguments):
+    words = [ctypes.c_long(a) if isinstance(a, int) else a for a in arguments]
+    ctypes.set_errno(0)
+    returned = libc.syscall(ctypes.c_long(number), *words)
+    return "ok" if returned != -1 else errno.errorcode[ctypes.get_errno()]
+
+
+def attempt(call, *arguments, **options):
+    try:
+        call(*arguments, **options)
+    except OSError as error:
+        return errno.errorcode.get(error.errno, repr(error))
+    return "ok"
+
+
+def answer(value):
+    json.dump(value, sys.stdout)
+    sys.stdout.flush()
+
+"""
+
+
 @dataclass(frozen=True)
 class Live:
     """One provisioned environment."""
@@ -47,13 +83,14 @@ class Live:
         timeout_seconds: int = 60,
         maximum_output_bytes: int = MIB,
         stdin: bytes | None = None,
+        directory: str = ".",
     ) -> ExecutionResult:
         """Execute one command with generous defaults."""
         return await self.remote.execute(
             self.handle,
             ExecutionCommand(
                 argv=argv,
-                working_directory=".",
+                working_directory=directory,
                 timeout_seconds=timeout_seconds,
                 stdin=stdin,
                 maximum_output_bytes=maximum_output_bytes,
@@ -63,6 +100,35 @@ class Live:
     async def python(self, source: str, **options: int) -> ExecutionResult:
         """Run a Python program in the environment."""
         return await self.run("python3", "-c", source, **options)  # type: ignore[arg-type]
+
+    async def look(self, source: str) -> Any:
+        """Run a program that begins with PRELUDE and calls `answer` once: what it answered."""
+        result = await self.python(PRELUDE + source)
+        assert result.exit_code == 0, result
+        return json.loads(result.stdout)
+
+
+async def wait_process_on_the_host(marker: str) -> Path:
+    """The /proc directory, on the host, of the process that has this word as an argument, as
+    soon as it is there."""
+    with trio.fail_after(30):
+        while True:
+            found = _process_on_the_host(marker.encode())
+            if found is not None:
+                return found
+            await trio.lowlevel.checkpoint()
+
+
+def _process_on_the_host(marker: bytes) -> Path | None:
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and int(entry.name) != os.getpid():
+            try:
+                words = (entry / "cmdline").read_bytes().split(b"\0")
+            except (FileNotFoundError, ProcessLookupError):
+                continue
+            if marker in words:
+                return entry
+    return None
 
 
 async def default_image() -> str:

@@ -1,0 +1,162 @@
+"""Without a configured destination nothing is reachable, and the namespace has only a loopback.
+
+Source: gate.sandbox.network_denied, CASES Part 2 number 25 (direct connections;
+the proxy's cases come with egress).
+"""
+
+import os
+import secrets
+import socket
+from pathlib import Path
+
+import pytest
+import trio
+
+from tests.redteam.live import Live, live, wait_process_on_the_host
+
+pytestmark = [pytest.mark.needs("daemon"), pytest.mark.gate("gate.sandbox.network_denied")]
+
+LOOPBACK_ONLY = """
+def connect(family, address):
+    with socket.socket(family) as one:
+        one.settimeout(3)
+        one.connect(address)
+
+"""
+
+
+async def test_no_address_outside_is_reachable_and_the_loopback_is() -> None:
+    source = (
+        LOOPBACK_ONLY
+        + """
+v4 = ["1.1.1.1", "8.8.8.8", "169.254.169.254", "10.0.0.1", "172.17.0.1", "192.168.0.1",
+      "192.168.122.1", "100.64.0.1", "224.0.0.1", "255.255.255.255"]
+v6 = ["2606:4700:4700::1111", "fe80::1", "fd00::1", "ff02::1", "64:ff9b::101:101"]
+found = {a: [attempt(connect, socket.AF_INET, (a, port)) for port in (53, 80, 443)] for a in v4}
+found |= {a: [attempt(connect, socket.AF_INET6, (a, port)) for port in (53, 443)] for a in v6}
+with socket.socket() as listening:
+    listening.bind(("127.0.0.1", 0))
+    listening.listen()
+    control = attempt(connect, socket.AF_INET, listening.getsockname())
+answer([found, control])
+"""
+    )
+    async with live() as environment:
+        found, control = await environment.look(source)
+    assert control == "ok", "the control: the probe connects where something listens"
+    for address, codes in found.items():
+        assert set(codes) <= {"ENETUNREACH", "EACCES", "EINVAL", "EADDRNOTAVAIL"}, (address, codes)
+
+
+async def test_what_listens_on_the_host_is_not_reached() -> None:
+    """On every address of the host, the loopback included; the host itself reaches it."""
+    with socket.socket() as listening:
+        listening.bind(("0.0.0.0", 0))
+        listening.listen()
+        port = listening.getsockname()[1]
+        with socket.create_connection(("127.0.0.1", port)):
+            pass  # the control
+        addresses = sorted({"127.0.0.1", "127.1.2.3", *_addresses_of_this_host()})
+        source = (
+            LOOPBACK_ONLY
+            + f"answer([attempt(connect, socket.AF_INET, (a, {port})) for a in {addresses!r}])"
+        )
+        async with live() as environment:
+            found = await environment.look(source)
+    assert set(found) <= {"ENETUNREACH", "ECONNREFUSED"}, found
+
+
+async def test_names_are_not_resolved_and_datagrams_cannot_be_sent() -> None:
+    source = """
+def resolve(name):
+    try:
+        socket.getaddrinfo(name, 443)
+    except socket.gaierror as error:
+        return "refused"
+    return "ok"
+
+answer([[resolve(n) for n in ("example.com", "localhost.example", "metadata.google.internal")],
+        attempt(socket.socket, socket.AF_INET, socket.SOCK_DGRAM),
+        attempt(socket.socket, socket.AF_INET6, socket.SOCK_DGRAM),
+        attempt(socket.socket, socket.AF_INET, socket.SOCK_RAW, 1),
+        resolve("127.0.0.1")])
+"""
+    async with live() as environment:
+        names, udp, udp6, icmp, control = await environment.look(source)
+    assert names == ["refused"] * 3
+    assert (udp, udp6, icmp) == ("EPROTONOSUPPORT",) * 3
+    assert control == "ok"
+
+
+async def test_two_environments_do_not_share_a_loopback() -> None:
+    async with live() as one, live() as other, trio.open_nursery() as nursery:
+        source = """
+import socket, time
+s = socket.socket(); s.bind(("127.0.0.1", 8099)); s.listen()
+a = socket.socket(socket.AF_UNIX); a.bind("\\0shared-name"); a.listen()
+open("ready", "w").close()
+time.sleep(600)
+"""
+        nursery.start_soon(_run_until_cancelled, one, source)
+        with trio.fail_after(30):
+            while not [e for e in await one.workspace.listdir(".") if e.path == "ready"]:
+                await trio.lowlevel.checkpoint()
+        look = (
+            LOOPBACK_ONLY
+            + 'tcp = attempt(connect, 2, ("127.0.0.1", 8099))\n'
+            + 'answer([tcp, attempt(connect, 1, "\\0shared-name")])'
+        )
+        assert await other.look(look) == ["ECONNREFUSED", "ECONNREFUSED"]
+        nursery.cancel_scope.cancel()
+    own = (
+        LOOPBACK_ONLY
+        + """
+s = socket.socket(); s.bind(("127.0.0.1", 8099)); s.listen()
+answer(attempt(connect, 2, ("127.0.0.1", 8099)))
+"""
+    )
+    async with live() as control:
+        assert await control.look(own) == "ok"
+
+
+async def test_the_kernel_shows_one_interface_no_route_and_another_namespace() -> None:
+    marker = f"marker-{secrets.token_hex(8)}"
+    async with live() as environment, trio.open_nursery() as nursery:
+        nursery.start_soon(
+            _run_until_cancelled, environment, "import time; time.sleep(600)", marker
+        )
+        process = await wait_process_on_the_host(marker)
+        interfaces = _interfaces(process)
+        routes = _lines(process / "net/route")[1:]
+        routes6 = _lines(process / "net/ipv6_route")
+        namespace = os.readlink(process / "ns/net")
+        nursery.cancel_scope.cancel()
+    assert interfaces == ["lo"]
+    assert routes == []
+    assert all(line.split()[-1] == "lo" for line in routes6)
+    assert namespace != os.readlink("/proc/self/ns/net")
+    assert "lo" in _interfaces(Path("/proc/self")), "the control: the reader reads"
+
+
+def _interfaces(process: Path) -> list[str]:
+    lines = (process / "net/dev").read_text().splitlines()[2:]
+    return [line.split(":")[0].strip() for line in lines]
+
+
+def _lines(path: Path) -> list[str]:
+    """Empty when the kernel has no such table."""
+    return path.read_text().splitlines() if path.exists() else []
+
+
+async def _run_until_cancelled(environment: Live, source: str, *arguments: str) -> None:
+    await environment.run("python3", "-c", source, *arguments)
+
+
+def _addresses_of_this_host() -> list[str]:
+    found = []
+    for line in Path("/proc/net/fib_trie").read_text().splitlines():
+        if "|--" in line:
+            address = line.split("|--")[1].strip()
+            if not address.endswith((".0", ".255")):
+                found.append(address)
+    return found
