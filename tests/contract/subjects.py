@@ -181,7 +181,7 @@ async def fake_behind_a_daemon() -> AsyncIterator[Subject]:
 
 def service_credential() -> bytes | None:
     """The lane's credential, which a worker there would be given; None where there is none."""
-    return CREDENTIAL_FILE.read_bytes() if CREDENTIAL_FILE.exists() else None
+    return CREDENTIAL_FILE.read_bytes().strip() if CREDENTIAL_FILE.exists() else None
 
 
 @asynccontextmanager
