@@ -13,8 +13,7 @@ import sys
 
 from sbxd.jail import syscalls
 from sbxd.launcher import filters, notify
-from sbxd.launcher.helpers import become_subreaper
-from sbxd.launcher.kernel import hostpaths
+from sbxd.launcher.kernel import hostpaths, process
 from sbxd.launcher.loop import Launcher
 
 SERVICE_USER = "sbxd"
@@ -42,7 +41,7 @@ def main() -> None:
         programs = filters.load()
     except (OSError, filters.FiltersUnavailable) as problem:
         sys.exit(f"sbxd-launcher: {problem}")
-    become_subreaper()
+    process.become_subreaper()
     launcher = Launcher(
         listener,
         programs,

@@ -17,8 +17,8 @@ from typing import NoReturn
 from msgspec import Struct
 from msgspec.msgpack import Decoder
 
-from sbxd.jail import syscalls
 from sbxd.launcher.channel import close_all, encode, receive, send
+from sbxd.launcher.kernel import process
 from sbxd.launcher.requests import (
     Acknowledged,
     Failed,
@@ -27,8 +27,6 @@ from sbxd.launcher.requests import (
     Probed,
 )
 from sbxd.launcher.steps import StepFailed
-
-_PR_SET_CHILD_SUBREAPER = 36
 
 HelperReply = Prepared | Acknowledged | Failed | InventoryIs | Probed
 
@@ -87,18 +85,6 @@ class Helper:
         self.channel.close()
 
 
-def become_subreaper() -> None:
-    """Orphans of helpers (init, steward) become children of this process."""
-    syscalls.prctl(_PR_SET_CHILD_SUBREAPER, 1)
-
-
-def die_with_parent(parent: int) -> None:
-    """SIGKILL this process when its parent ends; leaves at once when it has ended already."""
-    syscalls.prctl(syscalls.PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        os._exit(1)
-
-
 def fork(work: Work, *, ticket: int, deadline: float) -> Helper:
     """Run `work` in a child. Raises OSError when the machine has no room for one."""
     here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -118,12 +104,12 @@ def fork(work: Work, *, ticket: int, deadline: float) -> Helper:
 
 def _child(work: Work, ticket: int, channel: socket.socket, parent: int) -> NoReturn:
     try:
-        die_with_parent(parent)
+        process.die_with_parent(parent)
         signal.set_wakeup_fd(-1)
         for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT):
             signal.signal(number, signal.SIG_DFL)
         os.setpgid(0, 0)
-        _close_all_but(channel.fileno())
+        process.close_all_but(channel.fileno())
         try:
             outcome = work()
         except StepFailed as problem:
@@ -134,11 +120,6 @@ def _child(work: Work, ticket: int, channel: socket.socket, parent: int) -> NoRe
         # The launcher sees the death; the journal gets the reason.
         print(f"helper: {type(problem).__name__}: {problem}", file=sys.stderr, flush=True)
         os._exit(1)
-
-
-def _close_all_but(kept: int) -> None:
-    os.closerange(3, kept)
-    os.closerange(kept + 1, 2**20)
 
 
 def discard(result: tuple[Report, list[int]] | None) -> None:

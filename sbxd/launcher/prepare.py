@@ -29,8 +29,8 @@ from contextlib import ExitStack, contextmanager
 from sbxd.jail import construct, frames
 from sbxd.jail.plan import INNER_IDS, IdBlock, JailPlan, Launched
 from sbxd.launcher.filters import Filters
-from sbxd.launcher.helpers import Outcome, Report, die_with_parent
-from sbxd.launcher.kernel import cgroup, hostpaths, images, mounts, systemd, uids, volume
+from sbxd.launcher.helpers import Outcome, Report
+from sbxd.launcher.kernel import cgroup, hostpaths, images, mounts, process, systemd, uids, volume
 from sbxd.launcher.requests import CgroupLimits, Prepare, Prepared
 from sbxd.launcher.steps import StepFailed, Steps
 from sbxd.launcher.verify import Process, verify_process
@@ -186,8 +186,8 @@ def _fork_anchor() -> int:
     pid = os.fork()
     if pid == 0:
         try:
-            die_with_parent(parent)
-            os.closerange(0, 2**20)
+            process.die_with_parent(parent)
+            process.close_all_but()
             while True:
                 signal.pause()
         finally:
@@ -240,9 +240,8 @@ def _await_ready(channel: socket.socket, launched: Launched) -> None:
 
 
 def _verify(environment_id: str, ids: IdBlock, launched: Launched) -> None:
-    for process, pid in (
+    for kind, pid in (
         (Process.INIT, launched.init_pid),
         (Process.STEWARD, launched.steward_pid),
     ):
-        path = hostpaths.cgroup_path(environment_id, process.value)
-        verify_process(pid, ids, path, process)
+        verify_process(pid, ids, hostpaths.cgroup_path(environment_id, kind.value), kind)

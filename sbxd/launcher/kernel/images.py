@@ -19,7 +19,7 @@ import msgspec
 from msgspec import Meta
 
 from sbxd.jail import syscalls
-from sbxd.launcher.kernel import hostpaths, mounts, uids
+from sbxd.launcher.kernel import hostpaths, mounts, process, uids
 
 DOCUMENT_BYTES_MAX = 4 * 1024 * 1024
 LAYERS_MAX = 128
@@ -191,9 +191,10 @@ def _extract(root: int, namespace: int, blobs: int, layer: Descriptor) -> None:
     """Feed one layer to a confined child and hash what it was fed."""
     blob = _open_blob(blobs, layer.digest)
     here, there = os.pipe2(os.O_CLOEXEC)
+    parent = os.getpid()
     pid = os.fork()
     if pid == 0:
-        _child(root, namespace, here, layer.media_type)
+        _child(parent, root, namespace, here, layer.media_type)
     os.close(here)
     digest = hashlib.sha256()
     fed = True
@@ -216,15 +217,17 @@ def _extract(root: int, namespace: int, blobs: int, layer: Descriptor) -> None:
         raise ValueError("a layer could not be extracted: it is damaged, unsafe or too large")
 
 
-def _child(root: int, namespace: int, source: int, media_type: str) -> NoReturn:
+def _child(parent: int, root: int, namespace: int, source: int, media_type: str) -> NoReturn:
     try:
         from sbxd.launcher.kernel import image_tar
 
-        _close_all_but(root, namespace, source)
+        # Above all the other end of the pipe: an end of file that is held open here never comes.
+        process.close_all_but(root, namespace, source)
         os.setgroups([])
         syscalls.setns(namespace, syscalls.CLONE_NEWUSER)
         os.setresgid(0, 0, 0)
         os.setresuid(0, 0, 0)
+        process.die_with_parent(parent)
         os.fchdir(root)
         os.chroot(".")
         image_tar.extract(source, image_tar.Compression(media_type))
@@ -233,13 +236,3 @@ def _child(root: int, namespace: int, source: int, media_type: str) -> NoReturn:
     except BaseException as problem:
         os.write(2, f"image: {type(problem).__name__}: {problem}\n".encode())
         os._exit(1)
-
-
-def _close_all_but(*kept: int) -> None:
-    """Above all the other end of the pipe: an end of file that we hold open ourselves never
-    comes."""
-    first = 3
-    for descriptor in sorted(kept):
-        os.closerange(first, descriptor)
-        first = descriptor + 1
-    os.closerange(first, 2**20)

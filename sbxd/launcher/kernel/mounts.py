@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 
 from sbxd.jail import syscalls
-from sbxd.launcher.kernel import hostpaths
+from sbxd.launcher.kernel import hostpaths, process
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _LIBC.syscall.restype = ctypes.c_long
@@ -91,13 +91,16 @@ def user_namespace(text: str) -> int:
     """Make a user namespace with this uid and gid map and no process; the caller owns the
     descriptor."""
     here, there = os.pipe2(os.O_CLOEXEC)
+    parent = os.getpid()
     pid = os.fork()
     if pid == 0:
         try:
-            os.close(here)
+            process.close_all_but(there)
             syscalls.unshare(syscalls.CLONE_NEWUSER)
+            process.die_with_parent(parent)
             os.write(there, b"+")
-            signal.pause()
+            while True:
+                signal.pause()
         finally:
             os._exit(1)
     try:
