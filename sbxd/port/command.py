@@ -41,7 +41,8 @@ class FileChange(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     path: relative to /workspace, never absolute; bytes that are not UTF-8 are kept with
     surrogateescape in Python and as bytes on the wire. size_bytes: of the entry now (before its
     deletion for DELETED). sha256: None for a deletion and for whatever is not a regular file
-    (directory, link, FIFO, socket); a link's digest is that of its target text.
+    (directory, FIFO, socket), and for a file that does not fit what one comparison may read (the
+    volume's size: only sparse files get there); a link's digest is that of its target text.
     """
 
     path: str
