@@ -43,14 +43,16 @@ class History:
         self._tree = Node()
         self._complete = True
         self._current = True
+        self._commands = 0
         self._racy: list[str] | None = []
         self._newest_ns = 0
         self._remembered: dict[str, bytes | None] = {}
         self._read(_never)
 
-    def known(self, path: bytes) -> bytes | None:
-        """The record that was last read or entered at a path."""
-        return self._tree.get(os.fsdecode(path))
+    @property
+    def quiet_since(self) -> int | None:
+        """How many commands there have been, when surely none is running."""
+        return self._commands if self._current else None
 
     def snapshot(self) -> None:
         """Remember the tree as it is: a command is about to run."""
@@ -58,6 +60,7 @@ class History:
             self._read(_never)
         self._remember_racy()
         self._current = False
+        self._commands += 1
 
     def changes(
         self, maximum: int, budget: Budget, interrupted: Interrupted

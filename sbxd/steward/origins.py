@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from sbxd.steward.digest import Budget, Digester
 from sbxd.steward.files import OPEN_PATH, open_beneath, refusal
 from sbxd.steward.frames import Origin, Status
-from sbxd.steward.tree import Clock, Node, ctime_of, record_of
+from sbxd.steward.history import History
+from sbxd.steward.tree import Clock, Interrupted, Node, ctime_of, record_of
 
 RECORDS_MAX = 100_000
 HASH_BYTES_MAX = 1024 * 1024 * 1024
@@ -21,23 +22,27 @@ HASH_BYTES_MAX = 1024 * 1024 * 1024
 
 @dataclass
 class _Record:
-    """proven: the content was compared when the ctime was old enough to be proof."""
+    """quiet_since: the number of commands there had been when the content was last known for sure,
+    with none running; None where that cannot be said."""
 
     device: int
     inode: int
     ctime_ns: int
     digest: bytes
-    proven: bool = False
+    quiet_since: int | None
 
 
 class Origins:
     """The records of one workspace. `before` is what was there when it was opened."""
 
-    def __init__(self, root_fd: int, digester: Digester, clock: Clock, before: Node) -> None:
+    def __init__(
+        self, root_fd: int, digester: Digester, clock: Clock, before: Node, history: History
+    ) -> None:
         self._root_fd = root_fd
         self._digester = digester
         self._clock = clock
         self._before = before
+        self._history = history
         self._records: dict[bytes, _Record] = {}
 
     def enter(self, path: bytes, status: os.stat_result, digest: bytes) -> None:
@@ -46,9 +51,10 @@ class Origins:
         if len(self._records) >= RECORDS_MAX:
             del self._records[next(iter(self._records))]
         ctime = ctime_of(record_of(status, self._clock))
-        self._records[path] = _Record(status.st_dev, status.st_ino, ctime, digest)
+        quiet_since = self._history.quiet_since
+        self._records[path] = _Record(status.st_dev, status.st_ino, ctime, digest, quiet_since)
 
-    def origin(self, path: bytes) -> Origin:
+    def origin(self, path: bytes, interrupted: Interrupted) -> Origin:
         """UNKNOWN for what is not there. Raises Refusal: ESCAPE, REFUSED."""
         try:
             found = open_beneath(self._root_fd, path, OPEN_PATH)
@@ -67,23 +73,26 @@ class Origins:
         if record is None:
             same = self._before.get(os.fsdecode(path)) == record_of(status, self._clock)
             return Origin.UNKNOWN if same else Origin.SANDBOX_WRITTEN
-        if self._holds(path, record, status):
+        if self._holds(path, record, status, interrupted):
             return Origin.TOOL_WRITTEN
         del self._records[path]
         return Origin.SANDBOX_WRITTEN
 
-    def _holds(self, path: bytes, record: _Record, status: os.stat_result) -> bool:
-        """Whether these are still the bytes that the host wrote."""
+    def _holds(
+        self, path: bytes, record: _Record, status: os.stat_result, interrupted: Interrupted
+    ) -> bool:
+        """Whether these are still the bytes that the host wrote.
+
+        A command may change a page that it has mapped and dirtied without moving the ctime, so
+        the ctime proves something only while no command has run.
+        """
         if (record.device, record.inode) != (status.st_dev, status.st_ino):
             return False
         ctime = ctime_of(record_of(status, self._clock))
-        if record.proven and record.ctime_ns == ctime:
+        quiet_since = self._history.quiet_since
+        if record.ctime_ns == ctime and record.quiet_since == quiet_since is not None:
             return True
-        old_enough = self._clock.now_ns() - ctime > self._clock.racy_ns
-        digest = self._digester.of(path, status.st_mode, Budget(HASH_BYTES_MAX), _never)
-        record.ctime_ns, record.proven = ctime, old_enough
+        budget = Budget(HASH_BYTES_MAX)
+        digest = self._digester.of(path, status.st_mode, budget, interrupted)
+        record.ctime_ns, record.quiet_since = ctime, quiet_since
         return digest == record.digest
-
-
-def _never() -> None:
-    return

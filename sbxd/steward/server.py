@@ -104,8 +104,8 @@ class Steward:
         self._digester = Digester(root_fd)
         walker = Walker(root_fd, clock, self._writer.hidden)
         before = walker.walk_anew()
-        self._origins = Origins(root_fd, self._digester, clock, before)
         self._history = History(walker, self._digester, clock, _wait)
+        self._origins = Origins(root_fd, self._digester, clock, before, self._history)
 
     def answer(self, request: frames.Request) -> None:
         """Answer one request. Raises ChannelEnded, FrameError."""
@@ -143,7 +143,8 @@ class Steward:
             case frames.List():
                 return self._list(request)
             case frames.Provenance():
-                return End(Status.OK, first=self._origins.origin(request.path))
+                origin = self._origins.origin(request.path, self._channel.check_stop)
+                return End(Status.OK, first=origin)
             case frames.Usage():
                 used, inodes = usage(self._root_fd)
                 return End(Status.OK, first=used, second=inodes)

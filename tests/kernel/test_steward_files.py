@@ -1,6 +1,7 @@
 """Reading, writing and listing through a steward; what it refuses; whose a file is."""
 
 import ctypes
+import mmap
 import os
 import socket
 import stat
@@ -318,8 +319,25 @@ async def test_a_change_in_the_tick_of_the_write_ends_the_tools_claim(tmp_path: 
     async with steward(tmp_path, clock) as client:
         await client.write(b"f", 4, once(b"tool"))
         assert await client.provenance(b"f") is TOOL
+        await client.snapshot()
+        assert await client.provenance(b"f") is TOOL
         with (tmp_path / "f").open("r+") as same:
             same.write("evil")
+        assert await client.provenance(b"f") is SANDBOX
+
+
+async def test_a_mapped_page_that_changes_unseen_ends_the_tools_claim(tmp_path: Path) -> None:
+    """A dirty mapped page is written without moving the ctime; the digest tells."""
+    async with steward(tmp_path) as client:
+        await client.write(b"f", 4096, once(b"t" * 4096))
+        await client.snapshot()
+        with (tmp_path / "f").open("r+b") as file, mmap.mmap(file.fileno(), 4096) as pages:
+            pages[0:1] = b"t"
+            assert await client.provenance(b"f") is TOOL
+            before = (tmp_path / "f").stat().st_ctime_ns
+            pages[0:1] = b"e"
+            assert (tmp_path / "f").stat().st_ctime_ns == before  # the premise
+        await client.changes(10)
         assert await client.provenance(b"f") is SANDBOX
 
 
