@@ -8,12 +8,13 @@ request and its answer is dealt with by the next call, before its own.
 Deliberately absent: timeouts (the caller's) and any path check beyond what frames demand.
 """
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import contextmanager
 from typing import NoReturn
 
 import trio
 
-from sbxd.mechanism.protocol import Changes, SandboxLost
+from sbxd.mechanism.protocol import Changes, MechanismError, SandboxLost
 from sbxd.port.command import ChangeKind, FileChange
 from sbxd.port.errors import WorkspaceCode, WorkspaceError, WorkspaceEscape
 from sbxd.port.workspace import WorkspaceProvenance
@@ -61,6 +62,15 @@ _PROVENANCES = {
 }
 
 
+@contextmanager
+def _of_the_whole(step: str) -> Iterator[None]:
+    """A refusal of what names no path is a failure of the mechanism."""
+    try:
+        yield
+    except (WorkspaceError, WorkspaceEscape) as problem:
+        raise MechanismError(f"steward.{step}", 0, str(problem)) from None
+
+
 class _Reading:
     """The pieces of one file. Not a generator, since those must be closed when they are dropped."""
 
@@ -101,8 +111,8 @@ class StewardClient:
     """One steward. All methods may be awaited concurrently; they take turns.
 
     The stream stays the caller's, who closes it; closing it ends the steward. Every method raises
-    SandboxLost once the steward is gone or has broken the protocol, and on workspace paths
-    WorkspaceError and WorkspaceEscape.
+    SandboxLost once the steward is gone or has broken the protocol. Those that take a path raise
+    WorkspaceError and WorkspaceEscape; the others MechanismError when the tree cannot be read.
     """
 
     def __init__(
@@ -122,7 +132,8 @@ class StewardClient:
 
     async def snapshot(self) -> None:
         """Remember the workspace as it is: a command is about to start."""
-        await self._ask(frames.Snapshot())
+        with _of_the_whole("snapshot"):
+            await self._ask(frames.Snapshot())
 
     async def changes(self, maximum: int) -> Changes:
         """What changed since the snapshot, the first `maximum` entries by path.
@@ -130,12 +141,14 @@ class StewardClient:
         Cancellation: the snapshot stays what it was.
         """
         request = frames.Changes(min(maximum, frames.ENTRIES_MAX), self._hash_bytes_max)
-        entries, end = await self._ask_entries(request, request.maximum)
+        with _of_the_whole("changes"):
+            entries, end = await self._ask_entries(request, request.maximum)
         return Changes(entries, end.truncated, end.first, end.second)
 
     async def usage(self) -> tuple[int, int]:
         """Bytes and inodes in use on the volume."""
-        end = await self._ask(frames.Usage())
+        with _of_the_whole("usage"):
+            end = await self._ask(frames.Usage())
         return end.first, end.second
 
     async def provenance(self, path: bytes) -> WorkspaceProvenance:

@@ -24,7 +24,7 @@ _BLOCK = 4096
 _GROUP_BLOCKS = 8 * _BLOCK
 _INODE = 256
 _RESERVED_INODES = 11
-_FIXED_BLOCKS = 64
+_FIXED_BLOCKS = 4
 _MKFS_SECONDS = 60
 _FEATURES = (
     "none,extent,filetype,dir_index,flex_bg,sparse_super,large_file,huge_file,dir_nlink,"
