@@ -29,6 +29,7 @@ IN_LANE_ENVIRONMENT = {
 HOST_TOOLS = {
     "mmdebstrap": "mmdebstrap",
     "mount": "mount",
+    "setpriv": "util-linux",
     "unshare": "util-linux",
 }
 DEBIAN_KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")

@@ -34,9 +34,15 @@ Say = Callable[[str], None]
 
 # Raise one of these when the way of building changes and the packages do not.
 _ROOT_RECIPE = 1
-_ENVIRONMENT_RECIPE = 1
+_ENVIRONMENT_RECIPE = 2
 _UML_RECIPE = 1
 _IMAGE_RECIPE = 1
+
+# A build's processes end with the one that waits for them, and so do its mounts.
+_APART = (
+    *("setpriv", "--pdeathsig", "KILL"),
+    *("unshare", "--mount", "--propagation=private", "--pid", "--fork", "--kill-child"),
+)
 
 _HANDED_OVER = re.compile(r"^Acquire::(Check-|https?::|Retries)")
 
@@ -92,9 +98,7 @@ def _mmdebstrap(*arguments: str) -> None:
         name, _, value = line.partition(" ")
         if _HANDED_OVER.match(name) and value:
             options.append(f'--aptopt={name} "{value}"')
-    # In a mount namespace of its own: an interrupted build leaves no mount on the machine.
-    apart = ("unshare", "--mount", "--propagation=private")
-    kernel.run(*apart, "mmdebstrap", "--mode=root", *options, *arguments)
+    kernel.run(*_APART, "--mount-proc", "mmdebstrap", "--mode=root", *options, *arguments)
 
 
 def _has_apt() -> bool:
@@ -138,6 +142,7 @@ def _build_environment(target: Path, root: Path, requirements: list[str]) -> Non
     if child == 0:
         status = 1
         try:
+            kernel.die_with_parent()
             kernel.private_mounts()
             _install_environment(target, root, requirements)
             status = 0
@@ -187,9 +192,8 @@ def _install_in(merged: Path, requirements: list[str]) -> None:
             f"/opt/sbxd/bin/pip install --quiet --no-cache-dir {wanted}",
         )
     )
-    kernel.run(
-        "chroot", str(merged), "/bin/sh", "-c", script, environment={"PATH": os.environ["PATH"]}
-    )
+    environment = {"PATH": os.environ["PATH"]}
+    kernel.run(*_APART, "chroot", str(merged), "/bin/sh", "-c", script, environment=environment)
 
 
 def _pip_settings(merged: Path) -> list[tuple[str, str]]:
