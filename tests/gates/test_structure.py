@@ -29,7 +29,6 @@ SHIELDS: Mapping[str, str] = {
     "sbxd.client.remote": "a cancelled command's partial output is waited for, 2 s at most",
     "sbxd.lifecycle.finalize": "an end that has begun is finished",
     "sbxd.mechanism.namespaces": "what a cancelled preparation has begun is removed",
-    "sbxd.service.images": "what a cancelled import has written is removed",
     "sbxctl.run": "the environment of an interrupted run is destroyed",
 }
 
