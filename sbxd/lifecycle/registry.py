@@ -116,7 +116,7 @@ class Registry:
         """
         self._is_draining = True
         self.reserve.discard()
-        ended = [each for each in self._table.values() if each.state in HANDED_OUT]
+        ended = [each for each in self.handed_out() if each.state is not State.QUARANTINED]
         everything = list(self._table.values())
         for supervisor in everything:
             supervisor.request_end(reason)
@@ -130,7 +130,7 @@ class Registry:
         lost, and return how many there were. Cancel `run` next; the next start removes the rest.
         """
         self._is_draining = True
-        ended = [each for each in self._table.values() if each.state in HANDED_OUT]
+        ended = [each for each in self.handed_out() if each.state is not State.QUARANTINED]
         for supervisor in list(self._table.values()):
             supervisor.abandon()
         with trio.move_on_after(within_seconds):
