@@ -289,6 +289,20 @@ def test_output_keeps_to_what_was_asked_for_and_credit_to_what_was_taken() -> No
     refused(ledger, Sender.CLIENT, m.Credit(request_id=1, size_bytes=1))
 
 
+def test_output_keeps_to_its_credit() -> None:
+    ledger = ledger_in(ConnectionState.READY)
+    large = msgspec.structs.replace(COMMAND, maximum_output_bytes=8 * m.INITIAL_CREDIT_BYTES)
+    ledger.enter(Sender.CLIENT, m.Execute(request_id=1, handle=HANDLE, command=large))
+    chunk = m.Output(request_id=1, stream=m.OutputStream.STDOUT, data=b"x" * m.CHUNK_BYTES_MAX)
+    for _ in range(m.INITIAL_CREDIT_BYTES // m.CHUNK_BYTES_MAX):
+        ledger.enter(Sender.SERVER, chunk)
+    one = m.Output(request_id=1, stream=m.OutputStream.STDERR, data=b"x")
+    refused(ledger, Sender.SERVER, one)
+    ledger.enter(Sender.CLIENT, m.Credit(request_id=1, size_bytes=1))
+    ledger.enter(Sender.SERVER, one)
+    refused(ledger, Sender.SERVER, one)
+
+
 def test_one_ping_at_a_time_is_unanswered() -> None:
     ledger = ledger_in(ConnectionState.READY)
     refused(ledger, Sender.CLIENT, m.Pong(token=1))

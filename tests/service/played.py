@@ -100,4 +100,10 @@ async def playing(path: str, play: Play) -> AsyncIterator[None]:
 
 
 def run(backend: str, main: Callable[[], Awaitable[None]]) -> None:
-    anyio.run(main, backend=backend)
+    """Run `main` in an event loop of this kind; what hangs fails."""
+
+    async def bounded() -> None:
+        with anyio.fail_after(30):
+            await main()
+
+    anyio.run(bounded, backend=backend)

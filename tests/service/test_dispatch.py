@@ -215,3 +215,25 @@ async def write(raw: RawEnd, handle: EnvironmentHandle, data: bytes) -> None:
     )
     await raw.send(m.Upload(request_id=2, data=data))
     assert await raw.receive() == m.Done(request_id=2)
+
+
+async def test_a_command_that_cannot_be_is_refused_before_its_stdin_and_the_lifecycle_is_asked(
+    autojump_clock: MockClock,
+) -> None:
+    asked = []
+
+    async def execute(*arguments: object, **keywords: object) -> object:
+        asked.append(arguments)
+        raise AssertionError
+
+    async with memory_daemon(SCRIPT) as daemon:
+        raw = await greeted_client(await daemon.connect())
+        handle = await provisioned(raw)
+        daemon.environments.execute = execute  # type: ignore[method-assign,assignment]
+        await raw.send(
+            m.Execute(request_id=2, handle=handle, command=command("./relative"), stdin_bytes=1000)
+        )
+        reply = await raw.receive()
+        assert isinstance(reply, m.Rejected)
+        assert reply.code == "INVALID_COMMAND"
+        assert asked == []
