@@ -280,7 +280,13 @@ def execute(
     environment_id: str,
     argv: tuple[str, ...],
 ) -> None:
-    """Run one more command in a live environment (one at a time)."""
+    """Run one more command in a live environment (one at a time).
+
+    Options come before the id: what follows it is the command, with or without -- between them.
+    """
+    argv = argv[1:] if argv[0] == "--" else argv
+    if not argv:
+        raise click.UsageError("name a command after --")
     options = CommandOptions(argv, directory, timeout, max_output, stdin, network=False)
 
     async def verb(admin: AdminClient) -> int:

@@ -204,6 +204,8 @@ async def test_an_alias_that_is_unknown_lists_the_known_ones(tmp_path: Path) -> 
         (["run", "--env", "NAME", "true"], "write NAME=value"),
         (["frobnicate"], "No such command"),
         (["destroy"], "Missing argument"),
+        (["exec", "0" * 32], "Missing argument"),
+        (["exec", "0" * 32, "--"], "name a command"),
         (["image", "import", "/no/such/file"], "does not exist"),
         (["run", "--stdin", "/no/such/file", "true"], "/no/such/file"),
     ],
@@ -252,7 +254,7 @@ async def test_a_live_environment_is_listed_inspected_used_and_destroyed(tmp_pat
         as_json = await daemon.sbxctl("ls", "--json")
         shown = await daemon.sbxctl("inspect", handle.environment_id)
         executed = await daemon.sbxctl("exec", handle.environment_id, "exit", "5")
-        where = await daemon.sbxctl("exec", handle.environment_id, "where")
+        where = await daemon.sbxctl("exec", handle.environment_id, "--", "where")
         destroyed = await daemon.sbxctl("destroy", handle.environment_id)
         again = await daemon.sbxctl("destroy", handle.environment_id)
         empty = await daemon.sbxctl("ls", "--json")
