@@ -14,11 +14,12 @@ from contextlib import suppress
 from sbxd.launcher.helpers import Outcome, Report
 from sbxd.launcher.kernel import cgroup, hostpaths, systemd, uids, volume
 from sbxd.launcher.requests import Acknowledged, Destroy
-from sbxd.launcher.steps import StepFailed, Steps
+from sbxd.launcher.steps import Steps
 
 STOP_SECONDS = 5.0
+UNASKED_SECONDS = 1.0
 UNIT_SECONDS = 5.0
-_RETRY_SECONDS = 0.02
+_PACE_SECONDS = 0.002
 
 
 def destroy(request: Destroy) -> Outcome:
@@ -32,9 +33,9 @@ def destroy_environment(environment_id: str) -> None:
     steps = Steps()
     path = hostpaths.scope_directory(environment_id)
     with steps.step("stop_proof"):
-        _stop(path)
+        stopped = _stop(path)
     with steps.step("unit"):
-        _remove_unit(environment_id, path)
+        _remove_unit(environment_id, path, stopped)
     with steps.step("volume"):
         volume.erase(environment_id)
     with steps.step("uid_block"):
@@ -43,7 +44,7 @@ def destroy_environment(environment_id: str) -> None:
 
 def kill_now(environment_id: str) -> None:
     """Kill everything at once, without proof or removal; nothing when there is nothing."""
-    with suppress(FileNotFoundError, OSError):
+    with suppress(OSError):
         directory = cgroup.open_directory(hostpaths.scope_directory(environment_id))
         try:
             cgroup.kill(directory)
@@ -51,11 +52,12 @@ def kill_now(environment_id: str) -> None:
             os.close(directory)
 
 
-def _stop(path: str) -> None:
+def _stop(path: str) -> bool:
+    """Kill all, prove it, remove all cgroups below the scope's. False when there is no scope."""
     try:
         directory = cgroup.open_directory(path)
     except FileNotFoundError:
-        return
+        return False
     try:
         cgroup.kill(directory)
         if not cgroup.wait_empty(directory, time.monotonic() + STOP_SECONDS):
@@ -66,23 +68,25 @@ def _stop(path: str) -> None:
             raise
     finally:
         os.close(directory)
+    return True
 
 
-def _remove_unit(environment_id: str, path: str) -> None:
-    """PID 1 sees the empty cgroup and drops the unit by itself; asking it makes sure."""
+def _remove_unit(environment_id: str, path: str, stopped: bool) -> None:
+    """PID 1 sees that the cgroup is empty and drops the unit and the directory by itself; when
+    it does not, or had nothing to see, it is asked."""
+    if stopped and _vanishes(path, time.monotonic() + UNASKED_SECONDS):
+        return
     deadline = time.monotonic() + UNIT_SECONDS
     with systemd.connect() as manager:
         manager.stop_scope(hostpaths.scope_name(environment_id), deadline)
-    while True:
-        try:
-            os.rmdir(path)
-        except FileNotFoundError:
-            return
-        except OSError as problem:
-            if problem.errno != errno.EBUSY:
-                raise
-            if time.monotonic() >= deadline:
-                raise StepFailed("cgroup", problem.errno, "a cgroup stays busy") from None
-            time.sleep(_RETRY_SECONDS)
-        else:
-            return
+    if _vanishes(path, deadline):
+        return
+    os.rmdir(path)
+
+
+def _vanishes(path: str, deadline: float) -> bool:
+    while os.path.lexists(path):
+        if time.monotonic() >= deadline:
+            return False
+        time.sleep(_PACE_SECONDS)
+    return True

@@ -4,7 +4,7 @@
  2 volume        the workspace, as a detached mount
  3 image         the image's root, as a detached read-only mount
  4 id_maps       both mounts show the block's uids
- 5 scope         an anchor process, and a transient scope around it
+ 5 scope         a transient scope around an anchor, a process that does nothing
  6 box           box, box/init, box/steward
  7 launch        init and the steward are born in their leaves, in namespaces of their own
  8 ready         init says that construction is complete
@@ -20,7 +20,6 @@ the launcher starts after it, which goes by what the kernel holds and not by wha
 import errno
 import os
 import select
-import signal
 import socket
 import time
 from collections.abc import Iterator
@@ -30,7 +29,7 @@ from sbxd.jail import construct, frames
 from sbxd.jail.plan import INNER_IDS, IdBlock, JailPlan, Launched
 from sbxd.launcher.filters import Filters
 from sbxd.launcher.helpers import Outcome, Report
-from sbxd.launcher.kernel import cgroup, hostpaths, images, mounts, process, systemd, uids, volume
+from sbxd.launcher.kernel import cgroup, hostpaths, images, mounts, systemd, uids, volume
 from sbxd.launcher.requests import CgroupLimits, Prepare, Prepared
 from sbxd.launcher.steps import StepFailed, Steps
 from sbxd.launcher.verify import Process, verify_process
@@ -75,12 +74,14 @@ def _build(request: Prepare, filters: Filters, steps: Steps, held: ExitStack) ->
         image = images.mount(request.image_digest)
         held.callback(os.close, image)
     with steps.step("id_maps"):
-        _id_map(workspace.mount_fd, [(inner, ids.outer(inner), 1) for inner in INNER_IDS])
+        # The anchor of the scope below is also what the workspace's map is made with.
+        anchor = mounts.fork_holder(ids.map_lines())
+        held.callback(os.close, anchor.user_namespace)
+        mounts.id_map(workspace.mount_fd, anchor.user_namespace)
         with suppress_unsupported():
             _id_map(image, [(uids.IMAGE_BASE + i, ids.outer(i), 1) for i in INNER_IDS])
     with steps.step("scope"):
-        anchor = _fork_anchor()
-        _start_scope(request, anchor)
+        _start_scope(request, anchor.pid)
     with steps.step("box"):
         scope = cgroup.open_directory(hostpaths.scope_directory(environment_id))
         held.callback(os.close, scope)
@@ -116,8 +117,7 @@ def _build(request: Prepare, filters: Filters, steps: Steps, held: ExitStack) ->
     with steps.step("ready"):
         _await_ready(init_ours, launched)
     with steps.step("anchor"):
-        os.kill(anchor, signal.SIGKILL)
-        os.waitpid(anchor, 0)
+        anchor.end()
     with steps.step("controllers"):
         controllers = cgroup.controllers_of(scope)
         cgroup.enable(scope, controllers)
@@ -178,21 +178,6 @@ def _id_map(mount: int, lines: list[mounts.MapLine]) -> None:
         mounts.id_map(mount, namespace)
     finally:
         os.close(namespace)
-
-
-def _fork_anchor() -> int:
-    """A process for the scope to start with. It holds nothing and dies with this helper."""
-    parent = os.getpid()
-    pid = os.fork()
-    if pid == 0:
-        try:
-            process.die_with_parent(parent)
-            process.close_all_but()
-            while True:
-                signal.pause()
-        finally:
-            os._exit(1)
-    return pid
 
 
 def _start_scope(request: Prepare, anchor: int) -> None:

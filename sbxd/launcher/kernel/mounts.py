@@ -10,7 +10,7 @@ import errno
 import os
 import signal
 from collections.abc import Iterable
-from contextlib import suppress
+from typing import NamedTuple
 
 from sbxd.jail import syscalls
 from sbxd.launcher.kernel import hostpaths, process
@@ -87,9 +87,24 @@ def write_maps(pid: int, text: str) -> None:
             os.close(descriptor)
 
 
-def user_namespace(text: str) -> int:
-    """Make a user namespace with this uid and gid map and no process; the caller owns the
-    descriptor."""
+class Holder(NamedTuple):
+    """A process that does nothing, and the user namespace that it is the first of. The caller
+    owns both."""
+
+    pid: int
+    user_namespace: int
+
+    def end(self) -> None:
+        """Kill the process and reap it; the namespace lives on by its descriptor."""
+        os.kill(self.pid, signal.SIGKILL)
+        os.waitpid(self.pid, 0)
+
+
+def fork_holder(text: str) -> Holder:
+    """Fork a process into a new user namespace with this uid and gid map.
+
+    It holds no descriptor and dies with the caller.
+    """
     here, there = os.pipe2(os.O_CLOEXEC)
     parent = os.getpid()
     pid = os.fork()
@@ -99,6 +114,7 @@ def user_namespace(text: str) -> int:
             syscalls.unshare(syscalls.CLONE_NEWUSER)
             process.die_with_parent(parent)
             os.write(there, b"+")
+            os.closerange(0, there + 1)
             while True:
                 signal.pause()
         finally:
@@ -108,9 +124,19 @@ def user_namespace(text: str) -> int:
         if os.read(here, 1) != b"+":
             raise OSError(errno.EPERM, "unshare of a user namespace failed")
         write_maps(pid, text)
-        return os.open(hostpaths.process_file(pid, "ns/user"), os.O_RDONLY | os.O_CLOEXEC)
+        path = hostpaths.process_file(pid, "ns/user")
+        return Holder(pid, os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+    except OSError:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        raise
     finally:
         os.close(here)
-        os.kill(pid, signal.SIGKILL)
-        with suppress(ChildProcessError):
-            os.waitpid(pid, 0)
+
+
+def user_namespace(text: str) -> int:
+    """A user namespace with this uid and gid map and no process; the caller owns the
+    descriptor."""
+    holder = fork_holder(text)
+    holder.end()
+    return holder.user_namespace
