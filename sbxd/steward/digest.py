@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from sbxd.steward.files import Refusal, open_container, open_regular
 
-_PIECE = 1024 * 1024
+_PIECE = 256 * 1024
 
 
 class Budget:
@@ -27,7 +27,6 @@ class Digester:
 
     def __init__(self, root_fd: int) -> None:
         self._root_fd = root_fd
-        self._buffer = bytearray(_PIECE)
 
     def of(
         self, path: bytes, mode: int, budget: Budget, between: Callable[[], None]
@@ -52,7 +51,7 @@ class Digester:
 
     def _of_file(self, descriptor: int, size: int, between: Callable[[], None]) -> bytes | None:
         digest = hashlib.sha256()
-        view = memoryview(self._buffer)
+        view = memoryview(bytearray(min(size, _PIECE)))  # kept no longer: an idle steward is small
         left = size
         while left:
             try:
