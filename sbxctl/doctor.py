@@ -42,6 +42,7 @@ async def _from_daemon(socket: str) -> tuple[PostureItem, ...]:
     try:
         async with connect_admin(socket) as admin:
             described = await admin.describe()
+            images = await admin.image_list()
     except (ExecutionUnavailable, ExecutionRejected) as error:
         silent = PostureItem(
             name="sbxd",
@@ -56,17 +57,19 @@ async def _from_daemon(socket: str) -> tuple[PostureItem, ...]:
         f"{described.reserve_target}"
     )
     items = [PostureItem(name="sbxd", state="ok", detail=summary)]
-    if described.default_image is None:
+    default = described.default_image
+    if default is None or default not in {image.digest for image in images}:
+        named = "the store has no default image" if default is None else f"{default} is not there"
         items.append(
             PostureItem(
                 name="image",
                 state="missing",
-                detail="the store has no default image, so `sbxctl run` needs --image",
-                fix="sbxctl image build",
+                detail=f"{named}, so `sbxctl run` needs --image",
+                fix="sbxctl image build, or sbxctl image import PATH",
             )
         )
     else:
-        items.append(PostureItem(name="image", state="ok", detail=described.default_image))
+        items.append(PostureItem(name="image", state="ok", detail=default))
     return (*items, *described.posture)
 
 

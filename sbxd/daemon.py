@@ -14,7 +14,7 @@ import logging
 import secrets
 import signal
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -61,7 +61,7 @@ from sbxd.mechanism.protocol import Mechanism, MechanismError
 from sbxd.notify import Notifier
 from sbxd.port.ids import EnvironmentId
 from sbxd.service.dispatch import Dispatch
-from sbxd.service.images import ImageStore, Unpacker
+from sbxd.service.images import ImageStore, Unpacker, Users
 from sbxd.service.listener import Service
 from sbxd.service.session import SessionContext
 from sbxd.settings import SandboxMechanism, Settings
@@ -219,7 +219,7 @@ async def _assemble(
         )
         clock = Clock(wall=_utc_now, new_id=_new_environment_id)
         registry = Registry(parts, settings, clock, lambda: images.known())
-        images = _image_store(settings, mechanism, lambda: registry.images_in_use())
+        images = _image_store(settings, mechanism, _RegistryUsers(registry))
         await _open_images(settings, images, audit, log)
         environments = LocalEnvironments(
             registry,
@@ -269,7 +269,7 @@ async def _serve_fake(
 ) -> ExitStatus:
     """Every command succeeds at once and does nothing: for trying the protocol out."""
     async with trio.open_nursery() as nursery:
-        images = _image_store(settings, _NothingToUnpack(), lambda: environments.images_in_use())
+        images = _image_store(settings, _NothingToUnpack(), _FakeUsers(lambda: environments))
         engine = FakeEngine(
             Script(otherwise=Outcome()), settings=settings, known_digests=_Known(images.known)
         )
@@ -301,16 +301,48 @@ class _Known:
 # --- images -----------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True)
+class _RegistryUsers:
+    """The environments and slots that stand on images."""
+
+    registry: Registry
+
+    def in_use(self, digest: str) -> int:
+        return self.registry.images_in_use().get(digest, 0)
+
+    def changed(self) -> None:
+        self.registry.reserve.wake()
+
+    async def wait_free(self, digest: str) -> None:
+        await self.registry.wait_image_free(digest)
+
+
+@dataclass(frozen=True)
+class _FakeUsers:
+    """Environments in memory: they need no image to stand on."""
+
+    environments: Callable[[], FakeEnvironments]
+
+    def in_use(self, digest: str) -> int:
+        return self.environments().images_in_use().get(digest, 0)
+
+    def changed(self) -> None:
+        """Nothing is prepared ahead."""
+
+    async def wait_free(self, digest: str) -> None:
+        await trio.lowlevel.checkpoint()
+
+
 def _image_store(
     settings: Settings,
     unpacker: Unpacker,
-    in_use: Callable[[], Mapping[str, int]],
+    users: Users,
 ) -> ImageStore:
     return ImageStore(
         Path(settings.state_directory) / "images",
         unpacker,
         aliases=dict(settings.images.aliases),
-        in_use=lambda digest: in_use().get(digest, 0),
+        users=users,
         limiter=trio.CapacityLimiter(FILE_THREADS),
     )
 

@@ -187,7 +187,7 @@ class Environments(Protocol):
         ...
 
     def images_in_use(self) -> Mapping[str, int]:
-        """How many environments and reserve slots stand on each image digest."""
+        """How many environments stand on each image digest; slots of the reserve give way."""
         ...
 
     def release_owner(self, connection_id: int) -> None:

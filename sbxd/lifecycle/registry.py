@@ -9,7 +9,7 @@ Concurrency: the table is changed only between checkpoints, so that a check and 
 rests on it are one step.
 """
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
@@ -26,6 +26,7 @@ from sbxd.lifecycle.reaper import Reaper, Tenure
 from sbxd.lifecycle.reserve import Reserve
 from sbxd.lifecycle.supervisor import Parts, Supervisor
 from sbxd.mechanism.protocol import SlotProfile
+from sbxd.policy.images import default_image
 from sbxd.port.environment import EnvironmentHandle
 from sbxd.port.errors import (
     EscapeCode,
@@ -58,10 +59,10 @@ def back_stop_seconds(settings: Settings) -> int:
     )
 
 
-def reserve_profile(settings: Settings) -> SlotProfile | None:
+def reserve_profile(settings: Settings, known_images: Collection[str]) -> SlotProfile | None:
     """What the reserve prepares: the default image with the default limits; None without one."""
-    digest = settings.images.aliases.get(settings.images.default or "")
-    if digest is None or settings.reserve.slots == 0:
+    digest = default_image(settings.images, known_images)
+    if digest is None or digest not in known_images or settings.reserve.slots == 0:
         return None
     return SlotProfile(image_digest=digest, limits=settings.limits.defaults)
 
@@ -90,10 +91,9 @@ class Registry:
         )
         reserve: ReserveSettings = settings.reserve
         self.reserve = Reserve(
-            reserve_profile(settings),
+            lambda: reserve_profile(settings, known_images()),
             reserve.slots,
             build=self._build_slot,
-            can_build=lambda profile: profile.image_digest in known_images(),
             is_busy=lambda: self._requests > 0,
         )
 
@@ -203,12 +203,17 @@ class Registry:
         )
 
     def images_in_use(self) -> Mapping[str, int]:
-        """How many environments and slots stand on each image digest."""
-        counted: dict[str, int] = {}
-        for each in self._table.values():
-            digest = each.profile.image_digest
-            counted[digest] = counted.get(digest, 0) + 1
-        return counted
+        """How many environments stand on each image digest. Slots of the reserve do not count:
+        they give way (`wait_image_free`)."""
+        return Counter(
+            each.profile.image_digest for each in self._table.values() if each.tenant is not None
+        )
+
+    async def wait_image_free(self, image_digest: str) -> None:
+        """Until nothing stands on an image that is no longer known, not even a slot."""
+        self.reserve.wake()
+        while any(each.profile.image_digest == image_digest for each in self._table.values()):
+            await self._vacated.wait()
 
     def release_owner(self, connection_id: int) -> None:
         """A connection ended: what only it held is an orphan from now on."""

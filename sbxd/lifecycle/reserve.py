@@ -34,28 +34,32 @@ def fits(profile: SlotProfile, wanted: SlotProfile) -> bool:
 class Reserve:
     """Keeps `target` slots ready.
 
-    build: starts a new supervisor for the profile, its intent journaled; None when the journal
-    does not take it. can_build: whether the image is there. is_busy: whether a request is being
-    served.
+    profile: what is to be prepared now; None when there is no default image. `wake` after it
+    changed: slots of another profile are ended. build: starts a new supervisor for the profile,
+    its intent journaled; None when the journal does not take it. is_busy: whether a request is
+    being served.
     """
 
     def __init__(
         self,
-        profile: SlotProfile | None,
-        target: int,
+        profile: Callable[[], SlotProfile | None],
+        slots_max: int,
         *,
         build: Callable[[SlotProfile], Awaitable[Supervisor | None]],
-        can_build: Callable[[SlotProfile], bool],
         is_busy: Callable[[], bool],
     ) -> None:
         self._profile = profile
         self._build = build
-        self._can_build = can_build
         self._is_busy = is_busy
         self._slots: list[Supervisor] = []  # oldest first
         self._changed = trio.Event()
         self._idle = trio.Event()
-        self.target = 0 if profile is None else target
+        self._slots_max = slots_max
+
+    @property
+    def target(self) -> int:
+        """How many slots there should be now."""
+        return 0 if self._profile() is None else self._slots_max
 
     @property
     def ready(self) -> int:
@@ -67,9 +71,14 @@ class Reserve:
         The caller takes it (`Event.TAKEN`, legal once) before its next checkpoint; until it is
         assigned or ended it counts, so that one that is returned finds its place free.
         """
-        if self._profile is None or not fits(self._profile, wanted):
-            return None
-        return next((slot for slot in self._slots if slot.state is State.READY), None)
+        return next(
+            (
+                slot
+                for slot in self._slots
+                if slot.state is State.READY and fits(slot.profile, wanted)
+            ),
+            None,
+        )
 
     def wake(self) -> None:
         """A slot is missing, or may be."""
@@ -84,17 +93,17 @@ class Reserve:
         retry_seconds = RETRY_SECONDS_MIN
         while True:
             self._changed = trio.Event()
+            profile = self._profile()
+            self._end_slots_unlike(profile)
             self._slots = [slot for slot in self._slots if slot.state in _COUNTING]
-            if self._profile is None or len(self._slots) >= self.target:
+            if profile is None or len(self._slots) >= self.target:
                 await self._changed.wait()
                 continue
-            if not self._can_build(self._profile):
-                await trio.sleep(RETRY_SECONDS_MIN)
-                continue
             await self._wait_pause()
-            if self.target == 0:
+            profile = self._profile()
+            if profile is None or self.target == 0:
                 continue
-            slot = await self._build(self._profile)
+            slot = await self._build(profile)
             if slot is not None:
                 await slot.prepared.wait()
             if slot is not None and slot.state is State.READY:
@@ -110,9 +119,14 @@ class Reserve:
             with trio.move_on_after(PATIENCE_SECONDS):
                 await self._idle.wait()
 
+    def _end_slots_unlike(self, profile: SlotProfile | None) -> None:
+        for slot in self._slots:
+            if slot.state is State.READY and (profile is None or not fits(slot.profile, profile)):
+                slot.request_end(DestroyReason.SUPERSEDED)
+
     def discard(self) -> None:
         """End every slot and build none any more."""
-        self.target = 0
+        self._slots_max = 0
         for slot in self._slots:
             if slot.state is State.READY:
                 slot.request_end(DestroyReason.SERVICE_SHUTDOWN)

@@ -7,7 +7,7 @@ catching what is no error of the port (the session's).
 """
 
 import logging
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Protocol, assert_never
 
@@ -18,6 +18,7 @@ from sbxd.audit.sink import AuditSink, AuditUnavailable
 from sbxd.lifecycle.environments import Environments, Peer, PeerRole
 from sbxd.policy.command import validate_command
 from sbxd.policy.containment import relative_bytes
+from sbxd.policy.images import default_image
 from sbxd.port.command import ExecutionCommand
 from sbxd.port.environment import EnvironmentHandle
 from sbxd.port.errors import (
@@ -290,7 +291,7 @@ class Dispatch:
             deployment_mode=settings.deployment_mode,
             default_limits=settings.limits.defaults,
             ceilings=settings.limits.ceilings,
-            default_image=_default_image(settings, images),
+            default_image=default_image(settings.images, {image.digest for image in images}),
             image_aliases=settings.images.aliases,
             destinations=settings.egress.destinations,
             reserve_ready=description.reserve_ready,
@@ -391,11 +392,3 @@ def _shortened(info: m.EnvironmentInfo) -> m.EnvironmentInfo:
         return info
     argv = tuple(word[:LISTED_ARGUMENT_BYTES] for word in info.running_argv[:LISTED_ARGUMENTS])
     return msgspec.structs.replace(info, running_argv=argv)
-
-
-def _default_image(settings: Settings, images: Sequence[m.ImageInfo]) -> str | None:
-    """The digest of the configured default; else of the only image there is."""
-    aliases: Mapping[str, str] = settings.images.aliases
-    if settings.images.default is not None:
-        return aliases.get(settings.images.default)
-    return images[0].digest if len(images) == 1 else None

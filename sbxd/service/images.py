@@ -42,6 +42,7 @@ _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 _LABEL = "sbxd.label"
 _IMPORTED_AT = "sbxd.imported-at"
 CLEANUP_SECONDS = 10.0
+RETIRE_SECONDS = 60.0
 _DOCUMENT_BYTES_MAX = 4 * 1024 * 1024
 
 
@@ -77,11 +78,27 @@ class Unpacker(Protocol):
     async def drop_image(self, image_digest: str) -> None: ...
 
 
+class Users(Protocol):
+    """Whatever stands on images (`sbxd.lifecycle.registry`)."""
+
+    def in_use(self, digest: str) -> int:
+        """How many environments stand on this image."""
+        ...
+
+    def changed(self) -> None:
+        """What `known` answers has changed. Never blocks."""
+        ...
+
+    async def wait_free(self, digest: str) -> None:
+        """Until nothing stands on a digest that is no longer known."""
+        ...
+
+
 class ImageStore:
     """Imports, lists and removes images below one directory.
 
-    directory: owned by the daemon. aliases: name to digest, from the configuration. in_use:
-    how many live environments use a digest. limiter: admits the store's blocking file work.
+    directory: owned by the daemon. aliases: name to digest, from the configuration. users: who
+    stands on the images. limiter: admits the store's blocking file work.
     """
 
     def __init__(
@@ -90,7 +107,7 @@ class ImageStore:
         unpacker: Unpacker,
         *,
         aliases: dict[str, str],
-        in_use: Callable[[str], int],
+        users: Users,
         limiter: trio.CapacityLimiter,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
@@ -98,11 +115,12 @@ class ImageStore:
         self._blobs = directory / "blobs" / "sha256"
         self._unpacker = unpacker
         self._aliases = aliases
-        self._in_use = in_use
+        self._users = users
         self._limiter = limiter
         self._now = now
         self._change = trio.Lock()
         self._unusable: set[str] = set()  # listed, but the mechanism could not unpack it
+        self._leaving: set[str] = set()  # being removed
         self._index = Index(schema_version=2, media_type=_INDEX_TYPE, manifests=())
 
     async def open(self) -> tuple[str, ...]:
@@ -133,7 +151,8 @@ class ImageStore:
 
     def known(self) -> frozenset[str]:
         """The digests that a specification may name."""
-        return frozenset(entry.digest for entry in self._index.manifests) - self._unusable
+        listed = frozenset(entry.digest for entry in self._index.manifests)
+        return listed - self._unusable - self._leaving
 
     async def import_tar(
         self,
@@ -167,24 +186,37 @@ class ImageStore:
                 raise ExecutionRejected(
                     RejectedCode.UNKNOWN_IMAGE, f"{digest} is not in the store", field="digest"
                 )
-            if self._in_use(digest):
-                raise ExecutionRejected(
-                    RejectedCode.ENVIRONMENT_BUSY,
-                    f"{digest} is used by {self._in_use(digest)} live environments",
-                    field="digest",
-                )
+            users = self._users.in_use(digest)
+            if users:
+                raise _busy(f"{digest} is used by {users} live environments")
             names = self._names(digest)
             if names:
-                raise ExecutionRejected(
-                    RejectedCode.ENVIRONMENT_BUSY,
-                    f"the configuration's alias {names[0]!r} names {digest}: remove it there first",
-                    field="digest",
+                raise _busy(
+                    f"the configuration's alias {names[0]!r} names {digest}: remove it there first"
                 )
-            await self._unpacker.drop_image(digest)
+            await self._retire(digest)
             await self._run(
                 self._replace_index, [e for e in self._index.manifests if e.digest != digest]
             )
+            self._leaving.discard(digest)
             await self._run(self._collect)
+
+    async def _retire(self, digest: str) -> None:
+        """Nobody gets the image any more; then it goes, once nobody has it. Undone on failure."""
+        self._leaving.add(digest)
+        self._users.changed()
+        gone = False
+        try:
+            with trio.move_on_after(RETIRE_SECONDS):
+                await self._users.wait_free(digest)
+                await self._unpacker.drop_image(digest)
+                gone = True
+        finally:
+            if not gone:
+                self._leaving.discard(digest)
+                self._users.changed()
+        if not gone:
+            raise _busy(f"what stood on {digest} is not gone yet: try again")
 
     # --- receiving ----------------------------------------------------------------------------
 
@@ -259,6 +291,8 @@ class ImageStore:
         self._unusable.discard(digest)
         others = [e for e in self._index.manifests if e.digest != digest]
         await self._run(self._replace_index, [*others, entry])
+        self._unusable.discard(digest)
+        self._users.changed()
         return await self._run(self._info, entry)
 
     # --- blocking parts, each run in a thread -------------------------------------------------
@@ -352,7 +386,7 @@ class ImageStore:
             aliases=self._names(entry.digest),
             size_bytes=sum(layer.size for layer in manifest.layers),
             imported_at=datetime.fromisoformat(entry.annotations[_IMPORTED_AT]),
-            in_use=self._in_use(entry.digest),
+            in_use=self._users.in_use(entry.digest),
         )
 
     def _names(self, digest: str) -> tuple[str, ...]:
@@ -363,6 +397,10 @@ class ImageStore:
         if algorithm != "sha256" or len(value) != 64 or not set(value) <= set("0123456789abcdef"):
             raise ValueError("not a sha256 digest")
         return self._blobs / value
+
+
+def _busy(detail: str) -> ExecutionRejected:
+    return ExecutionRejected(RejectedCode.ENVIRONMENT_BUSY, detail, field="digest")
 
 
 def _digest(raw: bytes) -> str:

@@ -46,7 +46,9 @@ SLEEPS = frozenset({"time.sleep", "trio.sleep", "trio.sleep_until", "anyio.sleep
 VIRTUAL = frozenset({"trio.sleep", "trio.sleep_until"})
 CLOCKS = frozenset({"autojump_clock", "mock_clock"})
 VIRTUAL_FILES = {
-    "tests/lifecycle/double.py": "the double's delays; only tests with a virtual clock set them"
+    "tests/lifecycle/double.py": "the double's delays; only tests with a virtual clock set them",
+    "tests/lifecycle/test_faults.py": "a helper of tests that all run on a virtual clock",
+    "tests/lifecycle/test_reserve.py": "the walk over the reserve runs on a virtual clock",
 }
 SLEEPING_FOLDERS = ("tests/bench/", "tests/lab/")
 # Forbidden in the daemon's process, whose threads are shared and cached.

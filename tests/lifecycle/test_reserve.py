@@ -155,8 +155,27 @@ async def test_an_image_that_is_not_there_yet_is_waited_for(
         await trio.sleep(100)
         assert world.mechanism.calls == []
         known.add(IMAGE)
+        world.registry.reserve.wake()
         await trio.sleep(2)
         assert (await world.environments.describe()).reserve_ready == 2
+
+
+async def test_slots_of_an_image_that_is_removed_give_way(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    known = {IMAGE}
+    async with open_world(
+        tmp_path, settings=WITH_RESERVE, known_images=lambda: frozenset(known)
+    ) as world:
+        await trio.sleep(100)
+        assert world.registry.images_in_use() == {}
+        assert (await world.environments.describe()).reserve_ready == 2
+        known.clear()
+        with trio.fail_after(30):
+            await world.registry.wait_image_free(IMAGE)
+        described = await world.environments.describe()
+        assert (described.reserve_ready, described.reserve_target) == (0, 0)
+        assert world.mechanism.existing == {}
 
 
 steps = st.lists(

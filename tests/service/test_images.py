@@ -56,6 +56,9 @@ class Bench:
     unpacker: MemoryUnpacker = field(default_factory=MemoryUnpacker)
     used: dict[str, int] = field(default_factory=dict)
     now: datetime = NEW_YEAR
+    changes: int = 0
+    stuck: bool = False
+    store: ImageStore | None = None
 
     async def opened(self, aliases: dict[str, str] | None = None) -> ImageStore:
         store, problems = await self.opened_with_problems(aliases)
@@ -69,11 +72,26 @@ class Bench:
             self.folder,
             self.unpacker,
             aliases=aliases or {},
-            in_use=lambda digest: self.used.get(digest, 0),
+            users=self,
             limiter=trio.CapacityLimiter(2),
             now=lambda: self.now,
         )
+        self.store = store
         return store, await store.open()
+
+    def in_use(self, digest: str) -> int:
+        return self.used.get(digest, 0)
+
+    def changed(self) -> None:
+        self.changes += 1
+
+    async def wait_free(self, digest: str) -> None:
+        """Slots give way only to an image that nobody can ask for any more."""
+        assert self.store is not None
+        assert digest not in self.store.known()
+        await trio.lowlevel.checkpoint()
+        if self.stuck:
+            await trio.sleep_forever()
 
     def blobs(self) -> set[str]:
         return {path.name for path in (self.folder / "blobs" / "sha256").iterdir()}
@@ -415,3 +433,25 @@ async def test_blobs_that_a_killed_import_left_are_removed_at_open(bench: Bench)
     await bench.opened()
     assert bench.blobs() == before
     assert not (bench.folder / ".index.json.0011").exists()
+
+
+async def test_an_image_whose_slots_do_not_give_way_stays(
+    bench: Bench, autojump_clock: trio.testing.MockClock
+) -> None:
+    store = await bench.opened()
+    digest = await put(store, a_tar())
+    bench.stuck = True
+    with pytest.raises(ExecutionRejected) as caught:
+        await store.remove(digest)
+    assert caught.value.code is RejectedCode.ENVIRONMENT_BUSY
+    assert store.known() == {digest}
+    assert bench.unpacker.dropped == []
+
+
+async def test_whoever_stands_on_images_is_told_of_every_change(bench: Bench) -> None:
+    store = await bench.opened()
+    digest = await put(store, a_tar())
+    assert bench.changes == 1
+    await store.remove(digest)
+    assert bench.changes == 2
+    assert store.known() == frozenset()
