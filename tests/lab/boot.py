@@ -21,6 +21,7 @@ from pathlib import Path
 from . import kernel
 from .container_init import make_devices
 from .host import REPOSITORY, LabError
+from .state import DISK, copy
 
 UML_MEMORY = "2048M"
 # Where a lane's agent finds its keeper.
@@ -87,7 +88,7 @@ def own_cgroup() -> Path:
 def make_disk(lane: str, root: Path, folder: Path) -> Path:
     """A sparse file with the lane's file system, made by the root file system's own tools."""
     size, program = _DISKS[lane]
-    disk = folder / "disk.img"
+    disk = folder / DISK
     with disk.open("xb") as file:
         file.truncate(int(size.removesuffix("G")) << 30)
     kernel.run("chroot", str(root), *program, f"/lab/{disk.name}")
@@ -114,9 +115,18 @@ def container(root: Path, folder: Path, group: Path, console: int) -> Booted:
     return Booted(process, group, listener)
 
 
-def uml(root: Path, folder: Path, group: Path, console: int, layer: Path) -> Booted:
-    """Start a kernel of user mode, whose root is `root` through hostfs."""
-    disk = make_disk("uml", root, folder)
+def uml(
+    root: Path, folder: Path, group: Path, console: int, layer: Path, state: Path | None
+) -> Booted:
+    """Start a kernel of user mode, whose root is `root` through hostfs.
+
+    state: a disk to start from; None for an empty one.
+    """
+    if state is None:
+        disk = make_disk("uml", root, folder)
+    else:
+        disk = folder / DISK
+        copy(state, disk)
     program = Path("/opt/sbxd-lab/linux.uml")
     kernel.bind(layer / "linux.uml", root / str(program).lstrip("/"), "ro")
     for modules in (layer / "modules").iterdir():

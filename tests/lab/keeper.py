@@ -44,6 +44,7 @@ class Order:
     environment: str
     image: str
     uml: str
+    state: str
     daemon: bool
     writable: bool
 
@@ -118,7 +119,14 @@ def _keep(order: Order, folder: Path, group: Path, status_fd: int, tether_fd: in
     if order.lane == "container":
         booted = boot.container(root, folder, group, console)
     else:
-        booted = boot.uml(root, folder, group, console, Path(order.uml))
+        booted = boot.uml(
+            root,
+            folder,
+            group,
+            console,
+            Path(order.uml),
+            Path(order.state) if order.state else None,
+        )
     try:
         hub = _connect(order, folder, root, booted)
         if tether_fd >= 0:

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from . import boot, keeper, layers
+from . import boot, keeper, layers, state
 from .channel import Decoder, Frame, Kind
 from .host import IN_LANE_ENVIRONMENT, IN_LANE_SOURCE, LANES, REPOSITORY, LabError
 
@@ -35,6 +35,7 @@ class Wish:
     lane: str
     daemon: bool = True
     writable: bool = False
+    empty: bool = False  # an empty disk, even where a filled one is cached
 
 
 @dataclass
@@ -122,6 +123,9 @@ def start(wish: Wish, name: str | None, say: Say) -> Lane:
     if name is not None and not re.fullmatch(r"[a-z0-9][a-z0-9-]{0,31}", name):
         raise LabError("a lane's name is of small letters, digits and dashes, at most 32")
     built = layers.obtain(wish.lane, say)
+    filled = None
+    if wish.lane == "uml" and wish.daemon and not wish.empty:
+        filled = state.obtain(built.image, lambda line, then: _on_empty_disk(line, then, say), say)
     sweep()
     kept = name is not None
     name = name or f"run-{os.getpid()}-{time.monotonic_ns() % 1_000_000}"
@@ -133,6 +137,7 @@ def start(wish: Wish, name: str | None, say: Say) -> Lane:
         environment=str(built.environment),
         image=str(built.image),
         uml=str(built.uml or ""),
+        state=str(filled or ""),
         daemon=wish.daemon,
         writable=wish.writable,
     )
@@ -141,6 +146,17 @@ def start(wish: Wish, name: str | None, say: Say) -> Lane:
     tether = _start_keeper(order, kept=kept)
     say(f"lane {wish.lane} is up after {time.monotonic() - begun:.1f} s")
     return Lane(name=name, lane=wish.lane, tether=tether)
+
+
+def _on_empty_disk(line: str, then: Callable[[str], None], say: Say) -> None:
+    lane = start(Wish(lane="uml", empty=True), None, say)
+    try:
+        said: list[bytes] = []
+        if lane.run(["sh", "-c", line], said.append, said.append, seconds=120) != 0:
+            raise LabError(f"the lane's disk is not released: {b''.join(said).decode()}")
+        then(lane.name)
+    finally:
+        lane.release()
 
 
 def _start_keeper(order: keeper.Order, *, kept: bool) -> int | None:
