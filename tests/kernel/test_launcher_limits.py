@@ -114,6 +114,7 @@ def test_only_a_scope_of_ours_names_an_environment() -> None:
     for other in (
         "0::/system.slice/sbxd.service",
         f"0::/sbx.slice/sbx-{ENVIRONMENT}.scopes/box",
+        f"0::/sbx.slice/sbx-{ENVIRONMENT}.scope/box/init (deleted)",
         f"0::/sbx.slice/xsbx-{ENVIRONMENT}.scope",
         f"0::/sbx.slice/sbx-{ENVIRONMENT[:-1]}.scope",
     ):

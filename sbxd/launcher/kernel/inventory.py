@@ -40,9 +40,14 @@ def take() -> tuple[str, Kinds]:
     return hostpaths.boot_id(), dict(found)
 
 
-def scope_in_cgroup(text: str) -> str | None:
-    """The environment that a /proc/PID/cgroup file (or a cgroup path) names, or None."""
-    match = _SCOPE_IN_PATH.search(text)
+def scope_in_cgroup(line: str) -> str | None:
+    """The environment that a line of /proc/PID/cgroup names, or None.
+
+    A removed cgroup names none: only a dead process that nobody has reaped yet can be in one.
+    """
+    if line.endswith(" (deleted)"):
+        return None
+    match = _SCOPE_IN_PATH.search(line)
     return match.group(1) if match else None
 
 
