@@ -112,7 +112,8 @@ class Registry:
         """Take nothing new, end every environment, and return how many there were.
 
         Bounded by `Budgets.shutdown_seconds`; what is not over by then is left to the next
-        start. Call it once.
+        start, and so is what cannot be proven because the mechanism went meanwhile (a host that
+        shuts down stops both): nothing is quarantined for that. Call it once.
         """
         self._is_draining = True
         self.reserve.discard()
@@ -121,9 +122,20 @@ class Registry:
         for supervisor in everything:
             supervisor.request_end(reason)
         with trio.move_on_after(self._parts.budgets.shutdown_seconds):
-            for supervisor in everything:
-                await supervisor.over.wait()
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._abandon_when_lost, everything, nursery.cancel_scope)
+                for supervisor in everything:
+                    await supervisor.over.wait()
+                nursery.cancel_scope.cancel()
         return len(ended)
+
+    async def _abandon_when_lost(
+        self, everything: Collection[Supervisor], scope: trio.CancelScope
+    ) -> None:
+        await self._parts.mechanism.wait_lost()
+        for supervisor in everything:
+            supervisor.abandon()
+        scope.cancel()
 
     async def abandon(self, *, within_seconds: float) -> int:
         """The mechanism is gone: take nothing new, tell every caller that its environment is

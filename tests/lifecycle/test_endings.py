@@ -255,3 +255,18 @@ async def test_a_command_that_is_refused_touches_nothing(
                 await world.run(handle, ask=command(*argv))
             assert refused.value.code is RejectedCode.INVALID_COMMAND
         assert "start" not in world.mechanism.calls
+
+
+@pytest.mark.parametrize("is_lost", [True, False])
+async def test_what_cannot_be_proven_because_the_mechanism_went_is_not_quarantined(
+    tmp_path: Path, autojump_clock: MockClock, is_lost: bool
+) -> None:
+    """A host that shuts down stops the launcher too; the next start resolves the intents."""
+    script = Script(destroy_failures=100)
+    async with open_world(tmp_path, script=script) as world:
+        await world.environments.provision(WORKER, spec())
+        if is_lost:
+            world.mechanism.lost.set()
+        await world.registry.shut_down(DestroyReason.SERVICE_SHUTDOWN)
+        quarantined = [each.step for each in world.sink.of(EnvironmentQuarantined)]
+        assert (quarantined == []) is is_lost
