@@ -49,7 +49,6 @@ Why these and not others:
 import errno
 import fcntl
 import os
-import resource
 import socket
 import struct
 from dataclasses import dataclass, field
@@ -230,7 +229,7 @@ def drop_capabilities(_: InitContext) -> None:
 
 def hide(_: InitContext) -> None:
     """Not dumpable, no core."""
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    # RLIMIT_CORE stays as it is: a command could not raise it again to the 1 that it needs.
     syscalls.prctl(syscalls.PR_SET_DUMPABLE, 0)
     syscalls.set_process_name(b"sbx-init")
 

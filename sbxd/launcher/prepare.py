@@ -40,7 +40,7 @@ READY_SECONDS = 20.0
 TMP_BYTES_MIN = 16 * 1024 * 1024
 # soft and hard; what is absent here is inherited from the launcher's unit
 RLIMITS = {
-    "RLIMIT_CORE": (0, 0),
+    "RLIMIT_CORE": (1, 1),  # core(5): 0 would still start the host's handler, as the host's root
     "RLIMIT_NOFILE": (1024, 4096),
     "RLIMIT_MEMLOCK": (8 * 1024 * 1024, 8 * 1024 * 1024),
     "RLIMIT_MSGQUEUE": (0, 0),

@@ -61,6 +61,12 @@ PROBES: dict[str, list[tuple[int, ...]]] = {
     "mknod": [(0, mode | 0o644) for mode in (0, 0x1000, 0x2000, 0x6000, 0x8000, 0xC000)],
     "mknodat": [(0, 0, mode | 0o644) for mode in (0, 0x1000, 0x2000, 0x6000, 0x8000, 0xC000)],
     "fcntl": [(0, value) for value in (0, 1, 2, 3, 4, 6, 38, 1024, 1025, 1026, 1030, 1033, 2**33)],
+    "setrlimit": [(resource, 0x1000) for resource in (3, 4, 7, 15, 2**32 + 4)],
+    "prlimit64": [
+        *((0, resource, 0x1000, 0) for resource in (3, 4, 7, 15, 2**32 + 4)),
+        *((0, resource, 0, 0x1000) for resource in (4, 7)),
+        (0, 4, 0x1000, 0x1000),
+    ],
     "sched_setscheduler": [(0, policy) for policy in (0, 1, 2, 3, 5, 6, 2**30)],
     "seccomp": [(0, 0), (1, 0), (1, 1), (1, 8), (1, 9), (2, 0)],
     "pipe2": [(0, 0), (0, CLOEXEC), (0, 0x80)],

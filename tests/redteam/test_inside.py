@@ -107,17 +107,23 @@ async def test_the_hostname_is_fixed_and_says_nothing_of_the_host() -> None:
     assert changed == "EPERM"
 
 
-async def test_a_crash_leaves_no_core_and_the_limit_is_hard() -> None:
+async def test_a_crash_leaves_no_core_and_the_limit_cannot_be_changed() -> None:
     source = """
 import resource
-answer([resource.getrlimit(resource.RLIMIT_CORE), os.listdir("/workspace")])
+before = resource.getrlimit(resource.RLIMIT_CORE)
+resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+answer([before, resource.getrlimit(resource.RLIMIT_CORE), os.listdir("/workspace"),
+        attempt(resource.setrlimit, resource.RLIMIT_NOFILE, (64, 64)),
+        resource.getrlimit(resource.RLIMIT_NOFILE)])
 """
     async with live() as environment:
         crash = await environment.python("import os; os.kill(os.getpid(), 11)")
-        limit, files = await environment.look(source)
+        before, after, files, other, control = await environment.look(source)
     assert (crash.exit_code, crash.signal) == (139, 11)
     assert crash.files_changed == ()
-    assert (limit, files) == ([0, 0], [])
+    assert before == after == [1, 1], "0 would let the host's core handler run"
+    assert files == []
+    assert (other, control) == ("ok", [64, 64])
 
 
 # --- what is mounted ---------------------------------------------------------------------------
