@@ -175,7 +175,8 @@ def _document(blobs: int, digest: str, what: str) -> bytes:
 
 def _extract_all(store: int, target: str, blobs: int, manifest: Manifest) -> None:
     os.mkdir(target, dir_fd=store)
-    os.chmod(target, 0o755, dir_fd=store)  # also when the layers say nothing of their root
+    # Also when the layers say nothing of their root.
+    os.chmod(target, 0o755, dir_fd=store)  # noqa: S103
     os.chown(target, uids.IMAGE_BASE, uids.IMAGE_BASE, dir_fd=store)
     root = os.open(target, os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW, dir_fd=store)
     text = mounts.map_text([(0, uids.IMAGE_BASE, uids.IMAGE_BLOCK_SIZE)])
