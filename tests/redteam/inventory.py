@@ -132,6 +132,10 @@ async def wait_settled(*, within_seconds: float = 90) -> Kernel:
                 and described.reserve_ready == described.reserve_target
                 and now == previous
                 and now.scopes == described.reserve_target
+                and now.volumes == described.reserve_target
+                # None where volumes are quotas. The kernel releases a loop device a moment after
+                # the last mount of it is gone.
+                and now.loop_devices in (0, described.reserve_target)
             ):
                 return now
             previous = now
