@@ -283,7 +283,7 @@ async def test_no_other_process_can_be_seen_and_the_own_children_can() -> None:
     source = """
 import subprocess
 child = subprocess.Popen(["sleep", "30"])
-while not open(f"/proc/{child.pid}/cmdline").read():
+while not open(f"/proc/{child.pid}/cmdline").read().startswith("sleep"):
     os.sched_yield()  # its exec is not complete
 seen = {}
 for pid in [p for p in os.listdir("/proc") if p.isdigit()]:
