@@ -56,6 +56,8 @@ SETTINGS: Mapping[str, Any] = {
     "seccomp_workload": filter_refusing(PERSONALITY, errno.EXDEV).hex(),
     "seccomp_init": filter_refusing(1023).hex(),
     "seccomp_steward": filter_refusing(PERSONALITY, errno.EXDEV).hex(),
+    "apparmor_label": None,
+    "landlock_version": 0,
     "maps": "write",
     "cgroup_namespace": "box",
     "steward": "probe",

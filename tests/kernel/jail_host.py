@@ -180,6 +180,8 @@ def main() -> None:
             tmp_bytes=settings["tmp_bytes"],
             shm_bytes=settings["shm_bytes"],
             rlimits={name: tuple(pair) for name, pair in settings["rlimits"].items()},
+            apparmor_label=settings["apparmor_label"],
+            landlock_version=settings["landlock_version"],
         )
         server = serve if settings["steward"] == "server" else probe
         serve_host(control, tree, plan, MAP_WRITERS[settings["maps"]], server)

@@ -32,6 +32,7 @@ SYSTEMD_PRIVATE_SOCKET = "/run/systemd/private"
 SYSTEM_BUS_SOCKET = "/run/dbus/system_bus_socket"
 NULL_DEVICE = "/dev/null"
 PROC = "/proc"
+APPARMOR_PROFILES = "/sys/kernel/security/apparmor/profiles"
 LOOP_CONTROL = "/dev/loop-control"
 SYSTEM_PATH = "/usr/sbin:/usr/bin:/sbin:/bin"
 
@@ -202,6 +203,12 @@ def flag_file(name: str) -> str:
             return file.read().strip()
     except FileNotFoundError:
         return ""
+
+
+def apparmor_profiles() -> str:
+    """The kernel's list of loaded profiles. Raises OSError where securityfs is not mounted."""
+    with open(APPARMOR_PROFILES, encoding="utf-8", errors="replace") as file:
+        return file.read()
 
 
 def swap_lines() -> list[str]:
