@@ -23,7 +23,7 @@ def set_label_on_exec(label: str) -> None:
     proc = os.open("/proc", os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         if syscalls.fstatfs_type(proc) != syscalls.PROC_SUPER_MAGIC:
-            raise OSError(errno.EXDEV, "what is mounted at /proc is not proc", "fstatfs")
+            raise OSError(errno.EXDEV, "the file system is not proc", "fstatfs")
         path = b"%d/attr/apparmor/exec" % os.getpid()
         attribute = syscalls.openat2(proc, path, os.O_RDWR, _STRICT)
     finally:

@@ -200,6 +200,7 @@ def close_descriptors(released: Released) -> None:
     if released.confinement.ruleset_fd is not None:
         keep.add(_RULESET_FD)
     if released.program_fd is not None:
+        os.set_inheritable(released.program_fd, False)
         keep.add(released.program_fd)
     identity.close_all_but(keep)
 

@@ -23,9 +23,9 @@ class State(StrEnum):
 
 FIXES = {
     State.OFF: "boot with apparmor=1 security=apparmor",
-    State.UNKNOWN: "mount -t securityfs securityfs /sys/kernel/security",
-    State.NOT_LOADED: "apparmor_parser -r /etc/apparmor.d/sbxd-workload",
-    State.NOT_ENFORCED: "aa-enforce /etc/apparmor.d/sbxd-workload",
+    State.UNKNOWN: f"mount -t securityfs securityfs {hostpaths.SECURITYFS}",
+    State.NOT_LOADED: f"apparmor_parser -r {hostpaths.APPARMOR_POLICY}/{WORKLOAD_PROFILE}",
+    State.NOT_ENFORCED: f"aa-enforce {hostpaths.APPARMOR_POLICY}/{WORKLOAD_PROFILE}",
 }
 DETAILS = {
     State.OFF: "AppArmor is off",
