@@ -21,9 +21,10 @@ INIT_STEPS
 15. raise_loopback
 16. name_the_host
 17. join_a_new_keyring
-18. confine_system_calls
-19. drop_capabilities
-20. hide
+18. make_a_ruleset
+19. confine_system_calls
+20. drop_capabilities
+21. hide
 
 Why these and not others:
 - /proc shows processes (hidepid=invisible) and PROC_SHOWN; every other entry that this kernel has
@@ -54,7 +55,7 @@ import struct
 from dataclasses import dataclass, field
 from typing import Final, NoReturn
 
-from sbxd.jail import identity, mounts, syscalls, workload
+from sbxd.jail import identity, landlock, mounts, syscalls, workload
 from sbxd.jail.handshake import Gate
 from sbxd.jail.identity import Capability
 from sbxd.jail.init import Broken, Init
@@ -90,6 +91,7 @@ class InitContext:
     devices: dict[str, int] = field(default_factory=dict)
     proc_fd: int = -1
     whole_proc_fd: int = -1
+    ruleset_fd: int | None = None
 
 
 def close_inherited_descriptors(context: InitContext) -> None:
@@ -216,6 +218,12 @@ def join_a_new_keyring(_: InitContext) -> None:
     syscalls.keyctl_join_session_keyring()
 
 
+def make_a_ruleset(context: InitContext) -> None:
+    """Landlock's ruleset for commands; nothing where the kernel has no Landlock."""
+    if context.plan.landlock_version > 0:
+        context.ruleset_fd = landlock.make_ruleset(context.plan.landlock_version)
+
+
 def confine_system_calls(context: InitContext) -> None:
     """Init's seccomp filter."""
     syscalls.seccomp_set_mode_filter(context.plan.seccomp_init)
@@ -252,6 +260,7 @@ INIT_STEPS: tuple[Step[InitContext], ...] = (
     raise_loopback,
     name_the_host,
     join_a_new_keyring,
+    make_a_ruleset,
     confine_system_calls,
     drop_capabilities,
     hide,
@@ -266,7 +275,9 @@ def main(plan: JailPlan, gate: Gate, workspace_fd: int) -> NoReturn:
         run_steps(INIT_STEPS, context)
         gate.send_done()
         gate.close()
-        confinement = workload.Confinement(plan.rlimits, plan.seccomp_workload)
+        confinement = workload.Confinement(
+            plan.rlimits, plan.seccomp_workload, plan.apparmor_label, context.ruleset_fd
+        )
         channel = socket.socket(fileno=plan.init_channel_fd)
         Init(channel, lambda leaf_fd: _spawn(confinement, leaf_fd)).serve()
     except JailError as problem:

@@ -38,6 +38,8 @@ def _values(plan: JailPlan) -> list[str]:
         *(f"id map {line}" for line in plan.ids.map_lines().splitlines()),
         f"tmp {plan.tmp_bytes} bytes, shm {plan.shm_bytes} bytes",
         *(f"limit {name} {soft} {hard}" for name, (soft, hard) in sorted(plan.rlimits.items())),
+        f"AppArmor profile of a command {plan.apparmor_label or 'none'}",
+        f"Landlock version {plan.landlock_version or 'none'}",
         f"kept by init {_names(build.KEPT)}",
         f"kept by the steward {_names(steward_process.KEPT)}",
         "kept by a command nothing",

@@ -9,6 +9,11 @@ from dataclasses import dataclass
 from enum import IntEnum
 from struct import Struct, error
 
+# The number of the launcher's own command: before the daemon has the channel, and never after,
+# since numbers rise. Its RUN carries the program as a fourth descriptor.
+CANARY = 0
+RUN_DESCRIPTORS = 3
+CANARY_DESCRIPTORS = 4
 FRAME_BYTES_MAX = 192 * 1024  # below the kernel's default send buffer for one message
 
 
@@ -77,6 +82,11 @@ Frame = Park | Run | Parked | Started | RunFailed | Exited | Ready
 _HEAD = Struct("!BI")
 _RUN = Struct("!HH")
 _NUMBER = Struct("!i")
+
+
+def run_descriptors(number: int) -> int:
+    """How many descriptors the RUN of this number carries."""
+    return CANARY_DESCRIPTORS if number == CANARY else RUN_DESCRIPTORS
 
 
 def _strings(*values: bytes) -> bytes:

@@ -104,7 +104,9 @@ class Init:
             match frames.decode(raw):
                 case frames.Park(number=number) if len(descriptors) == 1:
                     self._park(number, descriptors[0])
-                case frames.Run(number=number) if len(descriptors) == 3:
+                case frames.Run(number=number) if len(descriptors) == frames.run_descriptors(
+                    number
+                ):
                     self._run(number, raw, tuple(descriptors))
                 case _:
                     raise Broken("not a frame for init, or with the wrong descriptors")

@@ -38,6 +38,8 @@ class JailPlan:
     seccomp_workload, seccomp_init, seccomp_steward: BPF programs (struct sock_filter[]). A command
     inherits init's, which must therefore allow all that the workload's allows.
     rlimits: by the names of setrlimit, with or without RLIMIT_; never above the caller's own.
+    apparmor_label: the profile of every command, which must be loaded and enforced; None where the
+    kernel has no AppArmor. landlock_version: of the kernel's interface; 0 for none.
     A launch uses both mounts up: they cannot be attached again.
     """
 
@@ -57,6 +59,8 @@ class JailPlan:
     tmp_bytes: int
     shm_bytes: int
     rlimits: Mapping[str, tuple[int, int]]
+    apparmor_label: str | None
+    landlock_version: int
 
 
 @dataclass(frozen=True)

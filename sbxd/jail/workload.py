@@ -7,7 +7,7 @@ no_new_privs, and the seccomp filter last. A step that fails ends the process wi
 errno on the error pipe; the guest's program is never entered half-confined.
 
 PARK_STEPS
- 1. keep_two_descriptors
+ 1. keep_its_descriptors
  2. leave_the_session
  3. die_with_init
  4. reset_signals
@@ -15,6 +15,7 @@ PARK_STEPS
  6. offer_itself_to_the_oom_killer
  7. lock_out_privileges
  8. hide
+ 9. take_a_label_on_exec
 RUN_STEPS
  1. take_the_streams
  2. become_the_workload
@@ -23,11 +24,15 @@ RUN_STEPS
  5. enter_the_working_directory
  6. close_descriptors
  7. forbid_new_privileges
- 8. confine_system_calls
- 9. execute
+ 8. confine_files
+ 9. confine_system_calls
+10. execute
 
-Why 6: oom_score_adj of init is the service's own, since what init lowers a workload could lower
-too; so the workload's is raised. It can undo that, and no more.
+Command frames.CANARY is the launcher's own: it brings its program as a fourth descriptor, goes
+through the same steps, and is looked at from outside before the environment counts as built.
+
+Why 6 of the first list: oom_score_adj of init is the service's own, since what init lowers a
+workload could lower too; so the workload's is raised. It can undo that, and no more.
 """
 
 import errno
@@ -40,7 +45,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, NoReturn
 
-from sbxd.jail import frames, identity, syscalls
+from sbxd.jail import frames, identity, label, syscalls
 from sbxd.jail.handshake import Gate
 from sbxd.jail.identity import Capability
 from sbxd.jail.plan import WORKLOAD_ID
@@ -51,6 +56,7 @@ WORKSPACE: Final = b"/workspace"
 PARKED: Final = b"parked"
 _ERROR_FD: Final = 3
 _COMMAND_FD: Final = 4
+_RULESET_FD: Final = 5
 _NULL_DEVICE: Final = os.makedev(1, 3)
 _SECOND_STAGE: Final = identity.mask(Capability.SETUID, Capability.SETGID)
 
@@ -61,11 +67,13 @@ class Confinement:
 
     rlimits: Mapping[str, tuple[int, int]]
     seccomp: bytes
+    apparmor_label: str | None  # None: the kernel has no AppArmor
+    ruleset_fd: int | None  # of Landlock; None: the kernel has none
 
 
 @dataclass
 class Parked:
-    """The waiting process and its two descriptors."""
+    """The waiting process and its descriptors."""
 
     confinement: Confinement
     error_fd: int
@@ -74,20 +82,27 @@ class Parked:
 
 @dataclass(frozen=True)
 class Released:
-    """The command and its three descriptors."""
+    """The command, its three descriptors, and the program that the launcher's own brings."""
 
     confinement: Confinement
     command: frames.Run
     streams: tuple[int, ...]
+    program_fd: int | None = None
 
 
-def keep_two_descriptors(parked: Parked) -> None:
-    """Move the error pipe to 3 and the command channel to 4; close all above."""
-    error = fcntl.fcntl(parked.error_fd, fcntl.F_DUPFD_CLOEXEC, _COMMAND_FD + 1)
-    command = fcntl.fcntl(parked.command_fd, fcntl.F_DUPFD_CLOEXEC, _COMMAND_FD + 1)
-    parked.error_fd = os.dup2(error, _ERROR_FD, inheritable=False)
-    parked.command_fd = os.dup2(command, _COMMAND_FD, inheritable=False)
-    identity.close_all_but({_ERROR_FD, _COMMAND_FD})
+def keep_its_descriptors(parked: Parked) -> None:
+    """Move the error pipe to 3, the command channel to 4, Landlock's ruleset to 5; close others."""
+    wanted = {_ERROR_FD: parked.error_fd, _COMMAND_FD: parked.command_fd}
+    if parked.confinement.ruleset_fd is not None:
+        wanted[_RULESET_FD] = parked.confinement.ruleset_fd
+    moved = {
+        target: fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, _RULESET_FD + 1)
+        for target, descriptor in wanted.items()
+    }
+    for target, descriptor in moved.items():
+        os.dup2(descriptor, target, inheritable=False)
+    parked.error_fd, parked.command_fd = _ERROR_FD, _COMMAND_FD
+    identity.close_all_but(set(moved))
 
 
 def leave_the_session(_: Parked) -> None:
@@ -138,6 +153,12 @@ def hide(_: Parked) -> None:
     syscalls.prctl(syscalls.PR_SET_DUMPABLE, 0)
 
 
+def take_a_label_on_exec(parked: Parked) -> None:
+    """The workload's AppArmor profile, from exec on; nothing where the kernel has no AppArmor."""
+    if parked.confinement.apparmor_label is not None:
+        label.set_label_on_exec(parked.confinement.apparmor_label)
+
+
 def take_the_streams(released: Released) -> None:
     """Received pipes (or the null device) become 0, 1 and 2."""
     for target, descriptor in enumerate(released.streams):
@@ -173,14 +194,26 @@ def enter_the_working_directory(released: Released) -> None:
         raise OSError(errno.EXDEV, "the working directory is outside the workspace")
 
 
-def close_descriptors(_: Released) -> None:
-    """Only 0, 1, 2 and the close-on-exec error pipe stay open."""
-    identity.close_all_but({_ERROR_FD})
+def close_descriptors(released: Released) -> None:
+    """Only 0, 1, 2 and what closes on exec stay open: the error pipe and Landlock's ruleset."""
+    keep = {_ERROR_FD}
+    if released.confinement.ruleset_fd is not None:
+        keep.add(_RULESET_FD)
+    if released.program_fd is not None:
+        os.set_inheritable(released.program_fd, False)
+        keep.add(released.program_fd)
+    identity.close_all_but(keep)
 
 
 def forbid_new_privileges(_: Released) -> None:
     """no_new_privs: no program gives this process more than it has."""
     syscalls.prctl(syscalls.PR_SET_NO_NEW_PRIVS, 1)
+
+
+def confine_files(released: Released) -> None:
+    """Landlock's ruleset; nothing where the kernel has no Landlock."""
+    if released.confinement.ruleset_fd is not None:
+        syscalls.landlock_restrict_self(_RULESET_FD)
 
 
 def confine_system_calls(released: Released) -> None:
@@ -191,6 +224,8 @@ def confine_system_calls(released: Released) -> None:
 def execute(released: Released) -> None:
     """Become the program: an absolute path as it is, a bare name on the search path alone."""
     command = released.command
+    if released.program_fd is not None:
+        syscalls.execveat(released.program_fd, command.argv, command.environment)
     candidates = program_candidates(command.argv[0], command.search_path)
     refused: OSError | None = None
     for path in candidates:
@@ -226,7 +261,7 @@ def program_candidates(name: bytes, search_path: bytes) -> list[bytes]:
 
 
 PARK_STEPS: tuple[Step[Parked], ...] = (
-    keep_two_descriptors,
+    keep_its_descriptors,
     leave_the_session,
     die_with_init,
     reset_signals,
@@ -234,6 +269,7 @@ PARK_STEPS: tuple[Step[Parked], ...] = (
     offer_itself_to_the_oom_killer,
     lock_out_privileges,
     hide,
+    take_a_label_on_exec,
 )
 RUN_STEPS: tuple[Step[Released], ...] = (
     take_the_streams,
@@ -243,6 +279,7 @@ RUN_STEPS: tuple[Step[Released], ...] = (
     enter_the_working_directory,
     close_descriptors,
     forbid_new_privileges,
+    confine_files,
     confine_system_calls,
     execute,
 )
@@ -254,8 +291,7 @@ def main(confinement: Confinement, error_fd: int, command_fd: int) -> NoReturn:
     step, number = "workload", 0  # what is said if this code itself is wrong
     try:
         run_steps(PARK_STEPS, parked)
-        command, streams = _wait_for_command()
-        run_steps(RUN_STEPS, Released(confinement, command, streams))
+        run_steps(RUN_STEPS, _wait_for_command(confinement))
     except JailError as problem:
         step, number = problem.step, problem.errno
     finally:
@@ -263,12 +299,14 @@ def main(confinement: Confinement, error_fd: int, command_fd: int) -> NoReturn:
         os._exit(127)
 
 
-def _wait_for_command() -> tuple[frames.Run, tuple[int, ...]]:
+def _wait_for_command(confinement: Confinement) -> Released:
     # Waits for as long as init lives: PDEATHSIG and the end of file both end it.
     channel = Gate(socket.socket(fileno=_COMMAND_FD))
     channel.send(PARKED)
-    raw, streams = channel.receive_when_it_comes(frames.FRAME_BYTES_MAX, 3)
+    raw, received = channel.receive_when_it_comes(frames.FRAME_BYTES_MAX, frames.CANARY_DESCRIPTORS)
     command = frames.decode(raw)
-    if not isinstance(command, frames.Run) or len(streams) != 3:
+    if not isinstance(command, frames.Run) or len(received) != frames.run_descriptors(
+        command.number
+    ):
         raise JailError("command", errno.EPROTO)
-    return command, tuple(streams)
+    return Released(confinement, command, tuple(received[:3]), *received[3:])

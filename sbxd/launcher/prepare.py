@@ -1,17 +1,19 @@
 """Build one slot (runs in a helper). The order below is the specification.
 
- 1 uid_block     a durable block of host uids
- 2 volume        the workspace, as a detached mount
- 3 image         the image's root, as a detached read-only mount
- 4 id_maps       both mounts show the block's uids
- 5 scope         a transient scope around an anchor, a process that does nothing
- 6 box           box, box/init, box/steward
- 7 launch        init and the steward are born in their leaves, in namespaces of their own
- 8 ready         init says that construction is complete
- 9 anchor        the anchor is killed and reaped: the scope's root holds no process
-10 controllers   cpu, memory and pids are handed down, and the box gets its limits
-11 leaf          exec-1 with the specification's limits
-12 verify        what the kernel shows of init and the steward is what was asked for
+ 1 apparmor      the workload's profile is loaded and enforced, where the kernel has AppArmor
+ 2 uid_block     a durable block of host uids
+ 3 volume        the workspace, as a detached mount
+ 4 image         the image's root, as a detached read-only mount
+ 5 id_maps       both mounts show the block's uids
+ 6 scope         a transient scope around an anchor, a process that does nothing
+ 7 box           box, box/init, box/steward
+ 8 launch        init and the steward are born in their leaves, in namespaces of their own
+ 9 ready         init says that construction is complete
+10 anchor        the anchor is killed and reaped: the scope's root holds no process
+11 controllers   cpu, memory and pids are handed down, and the box gets its limits
+12 verify        what the kernel shows of init, of the steward and of a process that was confined
+                 like a command (`canary`) is what was asked for
+13 leaf          exec-1 with the specification's limits
 
 Invariant: this module only builds. Whatever a failure leaves is removed by the destruction that
 the launcher starts after it, which goes by what the kernel holds and not by what was noted here.
@@ -25,14 +27,15 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
-from sbxd.jail import construct, frames
+from sbxd.jail import construct, frames, landlock, syscalls
 from sbxd.jail.plan import INNER_IDS, IdBlock, JailPlan, Launched
+from sbxd.launcher import canary
 from sbxd.launcher.filters import Filters
 from sbxd.launcher.helpers import Outcome, Report
-from sbxd.launcher.kernel import cgroup, hostpaths, images, mounts, systemd, uids, volume
+from sbxd.launcher.kernel import apparmor, cgroup, hostpaths, images, mounts, systemd, uids, volume
 from sbxd.launcher.requests import CgroupLimits, Prepare, Prepared
 from sbxd.launcher.steps import StepFailed, Steps
-from sbxd.launcher.verify import Process, verify_process
+from sbxd.launcher.verify import Process, verify_command, verify_process
 
 HOSTNAME = "sandbox"
 SCOPE_SECONDS = 15.0
@@ -65,6 +68,8 @@ def prepare(request: Prepare, filters: Filters) -> Outcome:
 
 def _build(request: Prepare, filters: Filters, steps: Steps, held: ExitStack) -> Outcome:
     environment_id = request.environment_id
+    with steps.step("apparmor"):
+        label = apparmor.workload_label()
     with steps.step("uid_block"):
         ids = uids.allocate(environment_id)
     with steps.step("volume"):
@@ -107,6 +112,8 @@ def _build(request: Prepare, filters: Filters, steps: Steps, held: ExitStack) ->
         tmp_bytes=tmpfs_bytes(request.limits),
         shm_bytes=tmpfs_bytes(request.limits),
         rlimits=RLIMITS,
+        apparmor_label=label,
+        landlock_version=_landlock_version(),
     )
     with steps.step("launch"):
         launched = construct.launch(plan, mounts.write_maps)
@@ -124,12 +131,15 @@ def _build(request: Prepare, filters: Filters, steps: Steps, held: ExitStack) ->
         cgroup.apply(box, cgroup.box_limits(request.limits), controllers)
         cgroup.enable(box, controllers)
         cgroup.give_procs(box, ids.outer(0))
+    with steps.step("verify"):
+        _verify(environment_id, ids, launched)
+        with canary.running(init_ours, box, request.limits, ids.outer(0)) as (pid, name):
+            path = hostpaths.cgroup_path(environment_id, name)
+            verify_command(pid, launched.init_pid, ids, path, label)
     with steps.step("leaf"):
         leaf = cgroup.make_leaf(box, 1, request.limits, ids.outer(0))
         for descriptor in leaf:
             held.callback(os.close, descriptor)
-    with steps.step("verify"):
-        _verify(environment_id, ids, launched)
     with steps.step("descriptors"):
         box_kill = os.open("cgroup.kill", os.O_WRONLY | os.O_CLOEXEC, dir_fd=box)
         box_events = os.open("cgroup.events", os.O_RDONLY | os.O_CLOEXEC, dir_fd=box)
@@ -222,6 +232,12 @@ def _await_ready(channel: socket.socket, launched: Launched) -> None:
                 raise StepFailed("ready", 0, "init's first frame is not READY")
             return
         raise OSError(errno.ESRCH, "init or the steward died before it was ready")
+
+
+def _landlock_version() -> int:
+    """Of the kernel's interface; 0 where it has none that is of use, which Probe names."""
+    version = syscalls.landlock_version()
+    return version if version >= landlock.VERSION_MIN else 0
 
 
 def _verify(environment_id: str, ids: IdBlock, launched: Launched) -> None:

@@ -1,18 +1,26 @@
 """Look at a process of an environment from outside: what it says of itself is no evidence.
 
-Checked: its uid and gid map, that every one of its namespaces is another than the launcher's,
-that a seccomp filter is on, no_new_privs (of the steward alone: init's child takes its profile on
-exec, which no_new_privs would forbid, and sets it after that), its ids, and its cgroup.
+Of init and the steward: their uid and gid map, that every one of their namespaces is another than
+the launcher's, that a seccomp filter is on, no_new_privs (of the steward alone: a command takes
+its profile on exec and sets it itself), their ids, and their cgroup.
+
+Of a command, once its program runs: the same, and that its namespaces are init's; that it carries
+one seccomp filter more than init; no_new_privs; five empty capability sets; the workload's ids
+and no group; the AppArmor profile, where the kernel has AppArmor; no descriptor but 0, 1 and 2.
+
+Not seen from outside, because the kernel shows it nowhere: Landlock's ruleset, and securebits.
 """
 
 import errno
 import os
+from collections.abc import Mapping
 from enum import StrEnum
 
-from sbxd.jail.plan import IdBlock
-from sbxd.launcher.kernel import hostpaths
+from sbxd.jail.plan import WORKLOAD_ID, IdBlock
+from sbxd.launcher.kernel import apparmor, hostpaths
 
 NAMESPACES = ("user", "mnt", "pid", "net", "ipc", "uts", "cgroup")
+CAPABILITY_SETS = ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")
 
 
 class NotConfined(OSError):
@@ -43,7 +51,7 @@ class Process(StrEnum):
     STEWARD = "steward"
 
 
-def check_status(fields: dict[str, str], ids: IdBlock, process: Process) -> None:
+def check_status(fields: Mapping[str, str], ids: IdBlock, process: Process) -> None:
     """Raises NotConfined unless the status is that of this process of this block."""
     if process is Process.STEWARD and fields.get("NoNewPrivs") != "1":
         raise NotConfined("no_new_privs is not set")
@@ -55,20 +63,75 @@ def check_status(fields: dict[str, str], ids: IdBlock, process: Process) -> None
             raise NotConfined(f"{name} is outside the environment's block")
 
 
+def check_command_status(fields: Mapping[str, str], init: Mapping[str, str], ids: IdBlock) -> None:
+    """Raises NotConfined unless the status is a command's, under an init with that status."""
+    if fields.get("NoNewPrivs") != "1":
+        raise NotConfined("command: no_new_privs is not set")
+    if fields.get("Seccomp") != "2":
+        raise NotConfined("command: no seccomp filter is on")
+    if _filters(fields) != _filters(init) + 1:
+        raise NotConfined("command: the workload's seccomp filter is not on")
+    for name in CAPABILITY_SETS:
+        if int(fields.get(name, "-1"), 16) != 0:
+            raise NotConfined(f"command: {name} is not empty")
+    for name in ("Uid", "Gid"):
+        if fields.get(name, "").split() != [str(ids.outer(WORKLOAD_ID))] * 4:
+            raise NotConfined(f"command: {name} is not the workload's")
+    if fields.get("Groups", "-"):
+        raise NotConfined("command: it has supplementary groups")
+
+
+def _filters(fields: Mapping[str, str]) -> int:
+    count = fields.get("Seccomp_filters", "")
+    if not count.isdecimal():
+        raise NotConfined("the kernel does not count seccomp filters")
+    return int(count)
+
+
 def verify_process(pid: int, ids: IdBlock, cgroup_path: str, process: Process) -> None:
     """Raises NotConfined, or OSError when the process is gone."""
-    expected = parse_map(ids.map_lines())
-    for name in ("uid_map", "gid_map"):
-        if parse_map(_read(pid, name)) != expected:
-            raise NotConfined(f"{name} is not the environment's")
+    _check_maps(pid, ids)
     own = os.getpid()
     for name in NAMESPACES:
-        theirs = os.stat(hostpaths.process_file(pid, f"ns/{name}")).st_ino
-        if theirs == os.stat(hostpaths.process_file(own, f"ns/{name}")).st_ino:
+        if _namespace(pid, name) == _namespace(own, name):
             raise NotConfined(f"the {name} namespace is the host's")
     check_status(parse_status(_read(pid, "status")), ids, process)
     if f"0::{cgroup_path}" not in _read(pid, "cgroup").splitlines():
         raise NotConfined("the process is in another cgroup")
+
+
+def verify_command(
+    pid: int, init_pid: int, ids: IdBlock, cgroup_path: str, apparmor_label: str | None
+) -> None:
+    """Raises NotConfined, or OSError when the process is gone. Init must be verified already."""
+    # An exec closes init's pipe a moment before it takes the new label; reading this waits for it.
+    _read(pid, "auxv")
+    _check_maps(pid, ids)
+    for name in NAMESPACES:
+        if _namespace(pid, name) != _namespace(init_pid, name):
+            raise NotConfined(f"command: the {name} namespace is not init's")
+    check_command_status(
+        parse_status(_read(pid, "status")), parse_status(_read(init_pid, "status")), ids
+    )
+    if f"0::{cgroup_path}" not in _read(pid, "cgroup").splitlines():
+        raise NotConfined("command: it is in another cgroup")
+    if apparmor_label is not None:
+        current = _read(pid, "attr/apparmor/current")
+        if not apparmor.confined_as(current, apparmor_label):
+            raise NotConfined("command: its AppArmor profile is not the workload's")
+    if set(os.listdir(hostpaths.process_file(pid, "fd"))) != {"0", "1", "2"}:
+        raise NotConfined("command: other descriptors than 0, 1 and 2 are open")
+
+
+def _check_maps(pid: int, ids: IdBlock) -> None:
+    expected = parse_map(ids.map_lines())
+    for name in ("uid_map", "gid_map"):
+        if parse_map(_read(pid, name)) != expected:
+            raise NotConfined(f"{name} is not the environment's")
+
+
+def _namespace(pid: int, name: str) -> int:
+    return os.stat(hostpaths.process_file(pid, f"ns/{name}")).st_ino
 
 
 def _read(pid: int, name: str) -> str:

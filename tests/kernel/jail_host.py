@@ -78,6 +78,7 @@ def image(place: str, without: str) -> int:
     for name in ("usr", "proc", "dev", "tmp", "workspace", "etc", "elsewhere"):
         if name != without:
             os.mkdir(f"{place}/{name}")
+    os.chmod(f"{place}/elsewhere", 0o777)
     for name in ("bin", "lib", "lib64", "sbin"):
         if os.path.islink(f"/{name}"):
             os.symlink(os.readlink(f"/{name}"), f"{place}/{name}")
@@ -159,6 +160,11 @@ def main() -> None:
         at = build.INIT_STEPS.index(build.make_mounts_private)
         late = (*build.INIT_STEPS[:at], enter_a_cgroup_namespace_of_its_own)
         build.INIT_STEPS = late + build.INIT_STEPS[at:]
+    if settings["image"] == "writable":
+        build.INIT_STEPS = tuple(
+            put_a_writable_image_over_root if step is build.put_image_over_root else step
+            for step in build.INIT_STEPS
+        )
     try:
         workspace = mounts.tmpfs(settings["workspace_bytes"], 0o755, 0)
         os.chown(f"/proc/self/fd/{workspace}", 10001, 10001)
@@ -180,6 +186,8 @@ def main() -> None:
             tmp_bytes=settings["tmp_bytes"],
             shm_bytes=settings["shm_bytes"],
             rlimits={name: tuple(pair) for name, pair in settings["rlimits"].items()},
+            apparmor_label=settings["apparmor_label"],
+            landlock_version=settings["landlock_version"],
         )
         server = serve if settings["steward"] == "server" else probe
         serve_host(control, tree, plan, MAP_WRITERS[settings["maps"]], server)
@@ -223,6 +231,11 @@ MAP_WRITERS: dict[str, construct.MapWriter] = {
 def enter_a_cgroup_namespace_of_its_own(_: build.InitContext) -> None:
     """Init's cgroup namespace is rooted at its own leaf: the arrangement that must not work."""
     syscalls.unshare(syscalls.CLONE_NEWCGROUP)
+
+
+def put_a_writable_image_over_root(context: build.InitContext) -> None:
+    """The image as it is: what the mount flags stop elsewhere is left to the other layers."""
+    mounts.put_on_root(context.plan.image_fd)
 
 
 def outlive_a_helper(plan: JailPlan) -> dict[str, object]:

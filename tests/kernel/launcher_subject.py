@@ -92,8 +92,13 @@ class Launcher(NamedTuple):
 
 
 @contextmanager
-def launcher(directory: Path) -> Iterator[Launcher]:
-    """Start one; it is stopped by SIGTERM at the end, and must exit with 0 unless killed."""
+def launcher(
+    directory: Path, program: tuple[str, ...] = ("-m", "sbxd.launcher")
+) -> Iterator[Launcher]:
+    """Start one; it is stopped by SIGTERM at the end, and must exit with 0 unless killed.
+
+    program: what the interpreter runs, for a launcher with a fault in it.
+    """
     path = str(directory / "launcher.sock")
     Path(path).unlink(missing_ok=True)
     ready = str(directory / "notify")
@@ -102,7 +107,7 @@ def launcher(directory: Path) -> Iterator[Launcher]:
         notified.bind(ready)
         notified.settimeout(WAIT_SECONDS)
         process = subprocess.Popen(
-            [sys.executable, "-m", "sbxd.launcher", "--socket", path],
+            [sys.executable, *program, "--socket", path],
             env={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "NOTIFY_SOCKET": ready},
         )
         try:

@@ -63,6 +63,13 @@ def test_a_second_run_of_one_number_ends_init(built: Environment) -> None:
     assert built.init_ended()
 
 
+def test_the_launchers_own_command_is_refused_without_its_program(built: Environment) -> None:
+    built.send(frames.Park(frames.CANARY), built.leaf())
+    assert built.receive() == frames.Parked(frames.CANARY)
+    send_raw(built, frames.encode(frames.Run(0, b".", (b"x",), (), b"/")), 3)
+    assert built.init_ended()
+
+
 def test_a_legal_frame_does_not_end_init(built: Environment) -> None:
     assert built.run("true").status == 0
     assert not built.init_ended(0.05)

@@ -28,6 +28,8 @@ PLAN = JailPlan(
     tmp_bytes=64 << 20,
     shm_bytes=64 << 20,
     rlimits={"NOFILE": (1024, 1024), "CORE": (0, 0)},
+    apparmor_label="sbxd-workload",
+    landlock_version=7,
 )
 
 
@@ -66,8 +68,9 @@ def position(steps: tuple[object, ...], name: str) -> int:
 
 
 def test_the_filter_is_the_last_thing_before_the_program() -> None:
-    assert [step.__name__ for step in workload.RUN_STEPS[-3:]] == [
+    assert [step.__name__ for step in workload.RUN_STEPS[-4:]] == [
         "forbid_new_privileges",
+        "confine_files",
         "confine_system_calls",
         "execute",
     ]

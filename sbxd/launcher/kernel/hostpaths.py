@@ -32,6 +32,9 @@ SYSTEMD_PRIVATE_SOCKET = "/run/systemd/private"
 SYSTEM_BUS_SOCKET = "/run/dbus/system_bus_socket"
 NULL_DEVICE = "/dev/null"
 PROC = "/proc"
+SECURITYFS = "/sys/kernel/security"
+APPARMOR_PROFILES = f"{SECURITYFS}/apparmor/profiles"
+APPARMOR_POLICY = "/etc/apparmor.d"
 LOOP_CONTROL = "/dev/loop-control"
 SYSTEM_PATH = "/usr/sbin:/usr/bin:/sbin:/bin"
 
@@ -202,6 +205,12 @@ def flag_file(name: str) -> str:
             return file.read().strip()
     except FileNotFoundError:
         return ""
+
+
+def apparmor_profiles() -> str:
+    """The kernel's list of loaded profiles. Raises OSError where securityfs is not mounted."""
+    with open(APPARMOR_PROFILES, encoding="utf-8", errors="replace") as file:
+        return file.read()
 
 
 def swap_lines() -> list[str]:

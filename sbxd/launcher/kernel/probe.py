@@ -3,22 +3,18 @@
 Every item that is not ok says exactly what to change. Reading only: a probe changes nothing.
 """
 
-import ctypes
 import errno
 import os
 import platform
 import re
 from collections.abc import Callable, Iterator
 
-from sbxd.jail import syscalls
-from sbxd.launcher.kernel import cgroup, hostpaths, mounts, systemd, uids
+from sbxd.jail import landlock, syscalls
+from sbxd.launcher.kernel import apparmor, cgroup, hostpaths, mounts, systemd, uids
 from sbxd.launcher.requests import ProbeItem
 
 SYSTEMD_MIN = 254  # OOMPolicy= and RuntimeMaxSec= of scopes, Delegate= as it is used here
 KERNEL_MIN = (5, 14)  # cgroup.kill
-_LIBC = ctypes.CDLL(None, use_errno=True)
-_LIBC.syscall.restype = ctypes.c_long
-_SYS_LANDLOCK_CREATE_RULESET = 444
 _BOOT = "boot with systemd.unified_cgroup_hierarchy=1 and without cgroup_disable="
 
 
@@ -136,25 +132,27 @@ def _project_quota(name: str) -> ProbeItem:
 
 
 def _apparmor(name: str) -> ProbeItem:
-    if hostpaths.flag_file("apparmor") == "Y":
-        return _ok(name, "AppArmor is on")
+    found = apparmor.state()
+    if found is apparmor.State.ENFORCED:
+        return _ok(name, apparmor.DETAILS[found])
     return ProbeItem(
         name=name,
-        state="degraded",
-        detail="AppArmor is off",
-        fix="boot with apparmor=1 security=apparmor",
+        # Without AppArmor a sandbox has a layer less; with it and no profile, none is built.
+        state="degraded" if found is apparmor.State.OFF else "missing",
+        detail=apparmor.DETAILS[found],
+        fix=apparmor.FIXES[found],
     )
 
 
 def _landlock(name: str) -> ProbeItem:
-    version = _LIBC.syscall(
-        ctypes.c_long(_SYS_LANDLOCK_CREATE_RULESET), None, ctypes.c_size_t(0), ctypes.c_uint32(1)
-    )
-    if version > 0:
+    version = syscalls.landlock_version()
+    if version >= landlock.VERSION_MIN:
         return _ok(name, f"version {version}")
-    return ProbeItem(
-        name=name, state="degraded", detail="Landlock is off", fix="boot with lsm=landlock,…"
-    )
+    if version > 0:
+        detail, fix = f"version {version} is not used", "use Linux 5.19 or later"
+    else:
+        detail, fix = "Landlock is off", "boot with lsm=landlock,…"
+    return ProbeItem(name=name, state="degraded", detail=detail, fix=fix)
 
 
 def _seccomp(name: str) -> ProbeItem:
