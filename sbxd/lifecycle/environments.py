@@ -117,7 +117,7 @@ class Environments(Protocol):
         Raises: ExecutionRejected (INVALID_COMMAND, COMMAND_NOT_FOUND, COMMAND_NOT_EXECUTABLE,
         WORKING_DIRECTORY_NOT_FOUND, ENVIRONMENT_BUSY, ENVIRONMENT_GONE, StaleLease),
         ExecutionUnavailable(ENVIRONMENT_LOST, SETUP_FAILED, SHUTTING_DOWN),
-        SandboxEscapeSuspected(TENANT_MISMATCH, PROCESS_SURVIVED).
+        SandboxEscapeSuspected(TENANT_MISMATCH, PROCESS_SURVIVED, WORKSPACE_IDENTITY_CHANGED).
 
         Cancellation (of the task): the tree is killed with CANCELLED and proven dead, and the
         audit event is emitted, within a bounded shield; no result. The environment lives.

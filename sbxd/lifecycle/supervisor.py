@@ -36,7 +36,13 @@ from sbxd.lifecycle.finalize import BudgetSpent, within
 from sbxd.lifecycle.journal import Journal, JournalState, JournalUnwritable, Tenancy
 from sbxd.lifecycle.machine import Event, State, transition
 from sbxd.lifecycle.verdict import End, Lost
-from sbxd.mechanism.protocol import Mechanism, MechanismError, Sandbox, SlotProfile
+from sbxd.mechanism.protocol import (
+    Mechanism,
+    MechanismError,
+    ProcessSurvived,
+    Sandbox,
+    SlotProfile,
+)
 from sbxd.port.command import ExecutionResult, KillReason, Usage
 from sbxd.port.environment import EnvironmentHandle, EnvironmentSpec
 from sbxd.port.errors import EscapeCode
@@ -275,6 +281,8 @@ class Supervisor:
             await self._note(JournalState.DESTROYING)
             if self._is_abandoned:
                 await trio.sleep_forever()
+            if isinstance(problem, ProcessSurvived):
+                await self._audit_survivor()
             await self._emit_surely(
                 EnvironmentDestroyFailed(
                     environment_id=self.environment_id,
@@ -288,6 +296,19 @@ class Supervisor:
                 return problem
             await trio.sleep(pauses[attempt - 1])
             attempt += 1
+
+    async def _audit_survivor(self) -> None:
+        """Alert, once, that a process outlived the kill; unless a command's tree did already."""
+        if self.handle is None or self._escape is not None:
+            return
+        self._escape = Escape(
+            EscapeCode.PROCESS_SURVIVED, "a process outlived the destruction of its environment"
+        )
+        await self._emit_surely(
+            SandboxEscapeWasSuspected(
+                **self.identity(), code=self._escape.code, detail=self._escape.detail
+            )
+        )
 
     async def _try_to_destroy(self) -> MechanismError | None:
         if self._sandbox is not None:
