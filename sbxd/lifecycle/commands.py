@@ -10,13 +10,13 @@ from functools import partial
 
 import trio
 
+from sbxd.audit.argv import describe_argv
 from sbxd.audit.events import (
     AuditEvent,
     CommandFinished,
     CommandStarted,
     CommandUnfinished,
     DestroyReason,
-    describe_argv,
 )
 from sbxd.audit.sink import AuditSink, AuditUnavailable
 from sbxd.lifecycle import errors
@@ -86,6 +86,7 @@ async def execute(
             files_changed_max=limits.files_changed_max,
         ),
         budgets=rules.budgets,
+        grant=supervisor.account.grant_returned,
         on_output=on_output,
     )
     number = supervisor.begin_command(execution, specification.argv)

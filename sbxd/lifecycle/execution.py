@@ -5,9 +5,9 @@ deadline, the output caps, a cancel, the end of the environment) race to one `Ve
 wins. Whatever it is, the leaf is then killed whole, proven empty, its pipes are read to their end,
 its counters are read again, and the workspace is compared. Only then is anything reported.
 
-Invariants: at most `maximum_output_bytes` of each stream are kept or passed on, and never one
-more; no wait is unbounded; a result is never made up: an end that was not observed is
-ENVIRONMENT_LOST. A second execution needs a second object.
+Invariants: at most `maximum_output_bytes` of each stream are kept or passed on, never one more,
+and none that is not granted; no wait is unbounded; a result is never made up: an end that was not
+observed is ENVIRONMENT_LOST. A second execution needs a second object.
 
 Deliberately absent: who may execute, and the audit (`sbxd.lifecycle.supervisor`).
 """
@@ -40,6 +40,7 @@ from sbxd.wire.messages import OutputStream
 
 # At most this often are the counters read while the kernel reports changes.
 EVENT_PACE_SECONDS = 0.01
+Grant = Callable[[int], int]  # of so many bytes, how many may be kept or passed on
 NO_CHANGES = Changes(entries=(), truncated=False, workspace_bytes=0, workspace_inodes=0)
 NOT_COMPARED = Changes(entries=(), truncated=True, workspace_bytes=0, workspace_inodes=0)
 
@@ -62,12 +63,15 @@ class Terms:
 class Capture:
     """One stream: counts and digests what is within the cap, keeps it when nobody takes it."""
 
-    def __init__(self, stream: OutputStream, *, maximum_bytes: int, sink: OutputSink | None):
+    def __init__(
+        self, stream: OutputStream, *, maximum_bytes: int, grant: Grant, sink: OutputSink | None
+    ) -> None:
         self.stream = stream
         self.size_bytes = 0
         self.exceeded = False  # the command wrote beyond the cap
         self.incomplete = True  # not read and delivered to its end
         self._maximum_bytes = maximum_bytes
+        self._grant = grant
         self._sink = sink
         self._digest = hashlib.sha256()
         self._kept = bytearray()
@@ -87,9 +91,10 @@ class Capture:
     async def take(self, data: bytes) -> None:
         """Account for the next bytes of the stream and pass on what the cap allows."""
         room = self._maximum_bytes - self.size_bytes
-        if len(data) > room:
+        granted = self._grant(min(len(data), room))
+        if len(data) > granted:
             self.exceeded = True
-            data = data[:room]
+            data = data[:granted]
         if not data:
             return
         if self._sink is not None:
@@ -104,7 +109,13 @@ class Execution:
     """Runs one command in one sandbox. `end` may be called at any time, also before `run`."""
 
     def __init__(
-        self, sandbox: Sandbox, terms: Terms, *, budgets: Budgets, on_output: OutputSink | None
+        self,
+        sandbox: Sandbox,
+        terms: Terms,
+        *,
+        budgets: Budgets,
+        grant: Grant,
+        on_output: OutputSink | None,
     ) -> None:
         self._sandbox = sandbox
         self._terms = terms
@@ -115,7 +126,7 @@ class Execution:
         self._verdict = Verdict()
         self._decided = trio.Event()
         self._captures = tuple(
-            Capture(stream, maximum_bytes=terms.maximum_output_bytes, sink=on_output)
+            Capture(stream, maximum_bytes=terms.maximum_output_bytes, grant=grant, sink=on_output)
             for stream in (OutputStream.STDOUT, OutputStream.STDERR)
         )
         self._counters = Counters()

@@ -19,6 +19,7 @@ import trio
 
 from sbxd.audit.events import (
     AuditEvent,
+    BudgetWasExhausted,
     DestroyReason,
     EnvironmentDestroyed,
     EnvironmentDestroyFailed,
@@ -43,6 +44,7 @@ from sbxd.mechanism.protocol import (
     Sandbox,
     SlotProfile,
 )
+from sbxd.policy.budgets import Account
 from sbxd.port.command import ExecutionResult, KillReason, Usage
 from sbxd.port.environment import EnvironmentHandle, EnvironmentSpec
 from sbxd.port.errors import EscapeCode
@@ -66,6 +68,7 @@ class Tenant:
 
     tenancy: Tenancy
     specification: EnvironmentSpec
+    account: Account
     taken_at: float
 
 
@@ -131,6 +134,12 @@ class Supervisor:
         """Only of an environment that a tenant has."""
         assert self.tenant is not None
         return self.tenant.specification
+
+    @property
+    def account(self) -> Account:
+        """What its tenant has been charged. Only of an environment that a tenant has."""
+        assert self.tenant is not None
+        return self.tenant.account
 
     @property
     def is_occupying(self) -> bool:
@@ -356,6 +365,9 @@ class Supervisor:
             commands_run=self.commands_run,
             lifetime_ms=round((trio.current_time() - self.tenant.taken_at) * 1000),
             executing_ms=round(self.executing_seconds * 1000),
+            operations=self.account.operations,
+            returned_bytes=self.account.returned_bytes,
+            written_bytes=self.account.written_bytes,
         )
 
     async def _audit_reason(self) -> None:
@@ -376,6 +388,9 @@ class Supervisor:
                     **self.identity(), code=self._escape.code, detail=self._escape.detail
                 )
             )
+        budget = self.account.exhausted
+        if budget is not None:
+            await self._emit_surely(BudgetWasExhausted(**self.identity(), budget=budget))
         if self.end_reason is DestroyReason.EXPIRED:
             await self._emit_surely(
                 EnvironmentExpired(**self.identity(), expires_at=self.handle.expires_at)
