@@ -15,9 +15,9 @@ from typing import ClassVar
 
 from msgspec import Struct
 
-from sbxd.audit.violations import ViolationCode
 from sbxd.policy.budgets import Budget
 from sbxd.policy.timeouts import TimeoutBound
+from sbxd.policy.violations import ViolationCode
 from sbxd.port.command import Evidence, KillReason, Usage
 from sbxd.port.egress import EgressMode
 from sbxd.port.errors import EscapeCode, RejectedCode, UnavailableCode

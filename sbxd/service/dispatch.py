@@ -15,11 +15,11 @@ import msgspec
 
 from sbxd.audit.events import AuditEvent, PathDenied, RequestRejected, RequestUnserved
 from sbxd.audit.sink import AuditSink, AuditUnavailable
-from sbxd.audit.violations import violation_of
 from sbxd.lifecycle.environments import Environments, Peer, PeerRole
 from sbxd.policy.command import validate_command
 from sbxd.policy.containment import relative_bytes
 from sbxd.policy.images import default_image
+from sbxd.policy.violations import violation_of
 from sbxd.port.command import ExecutionCommand
 from sbxd.port.environment import EnvironmentHandle
 from sbxd.port.errors import (

@@ -17,8 +17,8 @@ from sbxd.audit.events import (
     RequestRejected,
 )
 from sbxd.audit.journald import JournaldSink
-from sbxd.audit.violations import ViolationCode
 from sbxd.policy.timeouts import TimeoutBound
+from sbxd.policy.violations import ViolationCode
 from sbxd.port.errors import RejectedCode
 from sbxd.port.ids import EnvironmentId, RunId, TenantId
 from sbxd.settings import Settings

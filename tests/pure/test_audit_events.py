@@ -16,8 +16,8 @@ from sbxd.audit import events
 from sbxd.audit.argv import describe_argv
 from sbxd.audit.encode import VALUE_BYTES_MAX, Field, encode, printable, serialize, summary
 from sbxd.audit.events import EVENT_TYPES, AuditEvent, EnvironmentEvent, RequestEvent
-from sbxd.audit.violations import ViolationCode
 from sbxd.policy.timeouts import TimeoutBound
+from sbxd.policy.violations import ViolationCode
 from sbxd.port.command import Evidence, KillReason, Usage
 from sbxd.port.errors import RejectedCode
 from sbxd.port.ids import EnvironmentId, RunId, TenantId
