@@ -384,10 +384,13 @@ class FakeEngine:
             evidence=Evidence(
                 oom_kill=int(killed_by is KillReason.MEMORY),
                 effective_timeout_ms=effective_timeout_ms,
+                workspace_bytes_left=record.workspace.bytes_left,
+                workspace_inodes_left=record.workspace.inodes_left,
             ),
             usage=Usage(
                 workspace_bytes=record.workspace.bytes_used,
                 workspace_inodes=record.workspace.inodes_used,
+                workspace_bytes_peak=record.workspace.bytes_used,
             ),
         )
 
