@@ -41,6 +41,7 @@ from sbxd.settings import AuthMode, DeploymentMode, SandboxMechanism, Settings
 from sbxd.wire.messages import OutputStream
 
 OUTPUT_PIECE_BYTES = 64 * 1024
+OVER_BUDGET_KEPT = 4096
 
 FAKE_SETTINGS = Settings(
     deployment_mode=DeploymentMode.DEVELOPMENT,
@@ -166,6 +167,8 @@ class FakeEngine:
         if record.account.exhausted is not None:
             handle = record.handle
             self._over_budget[handle.environment_id] = (handle.tenant_id, record.account.exhausted)
+            while len(self._over_budget) > OVER_BUDGET_KEPT:
+                del self._over_budget[next(iter(self._over_budget))]
             self.remove(record)
 
     def expire(self, record: Record) -> None:
