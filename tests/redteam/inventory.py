@@ -71,17 +71,10 @@ def take() -> Kernel:
     for line in Path("/proc/self/mountinfo").read_text().splitlines():
         if "/volumes/" in line:
             seen["host_mounts"] += 1
-    # Loop devices are the machine's: those of another lane lie on another disk.
-    device = STATE.stat().st_dev
-    disk = f"{os.major(device)}:{os.minor(device)}"
-    listed = subprocess.run(
-        ["losetup", "--list", "--noheadings", "--output", "BACK-MAJ:MIN,BACK-FILE"],
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout
     loops = [
-        line for line in listed.splitlines() if line.split()[:1] == [disk] and "/volumes/" in line
+        path
+        for path in Path("/sys/block").glob("loop*/loop/backing_file")
+        if "/volumes/" in path.read_text()
     ]
     volumes = list((STATE / "volumes").iterdir()) if (STATE / "volumes").exists() else []
     leftovers = tuple(
