@@ -19,8 +19,9 @@ from msgspec import Struct
 from sbxd.policy.child_environment import operator_name_problems
 from sbxd.policy.egress import policy_problems
 from sbxd.port.egress import EgressMode
-from sbxd.port.limits import ResourceLimits
+from sbxd.port.limits import EnvironmentBudgets, ResourceLimits
 from sbxd.settings import (
+    DEFAULT_BUDGETS,
     DEFAULT_CEILINGS,
     DEFAULT_LIMITS,
     SMALLEST_WORKSPACE_BYTES,
@@ -120,6 +121,7 @@ def decode(raw: bytes) -> Settings:
     _check_aliases_are_text(tree)
     _merge_limits(tree, "defaults", DEFAULT_LIMITS)
     _merge_limits(tree, "ceilings", DEFAULT_CEILINGS)
+    _merge_limits(tree, "budgets", DEFAULT_BUDGETS)
     try:
         return msgspec.convert(tree, Settings, strict=True)
     except (msgspec.ValidationError, RecursionError) as problem:
@@ -372,7 +374,9 @@ def _check_aliases_are_text(tree: Mapping[str, object]) -> None:
                 )
 
 
-def _merge_limits(tree: dict[str, object], name: str, defaults: ResourceLimits) -> None:
+def _merge_limits(
+    tree: dict[str, object], name: str, defaults: ResourceLimits | EnvironmentBudgets
+) -> None:
     """An operator who sets one limit of a table keeps the defaults of the others."""
     limits = tree.get("limits")
     if isinstance(limits, dict) and isinstance(limits.get(name), dict):

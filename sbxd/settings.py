@@ -10,7 +10,7 @@ from typing import Annotated
 from msgspec import Meta, Struct
 
 from sbxd.port.egress import DENY_ALL, EgressPolicy
-from sbxd.port.limits import GIB, MIB, ResourceLimits
+from sbxd.port.limits import GIB, MIB, EnvironmentBudgets, ResourceLimits
 
 
 class SandboxMechanism(StrEnum):
@@ -48,12 +48,21 @@ DEFAULT_CEILINGS = ResourceLimits(
 )
 
 
+DEFAULT_BUDGETS = EnvironmentBudgets(
+    operations_max=100_000,
+    returned_bytes_max=16 * GIB,
+    wall_seconds_max=604_800,
+)
+
+
 class LimitSettings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """`defaults` are what a client that names no limit is offered (sbxctl run); `ceilings` are
-    what admission holds every specification against."""
+    what admission holds every specification against. `budgets` are both: what a specification
+    without budgets gets, and the most that one may ask for."""
 
     defaults: ResourceLimits = DEFAULT_LIMITS
     ceilings: ResourceLimits = DEFAULT_CEILINGS
+    budgets: EnvironmentBudgets = DEFAULT_BUDGETS
     command_hard_cap_seconds: Annotated[int, Meta(ge=1, le=1800)] = 1800
     environment_lifetime_seconds: Annotated[int, Meta(ge=1, le=604_800)] = 14_400
     start_budget_seconds: Annotated[int, Meta(ge=1, le=60)] = 30

@@ -9,22 +9,20 @@ A field becomes `SBX_` and its upper-case name; a nested struct is flattened wit
 as prefix; a tuple becomes one journal field per element; None is left out.
 """
 
-import hashlib
-from collections.abc import Sequence
 from datetime import datetime
 from enum import IntEnum, StrEnum
 from typing import ClassVar
 
 from msgspec import Struct
 
+from sbxd.policy.budgets import Budget
 from sbxd.policy.timeouts import TimeoutBound
+from sbxd.policy.violations import ViolationCode
 from sbxd.port.command import Evidence, KillReason, Usage
 from sbxd.port.egress import EgressMode
 from sbxd.port.errors import EscapeCode, RejectedCode, UnavailableCode
 from sbxd.port.ids import EnvironmentId, RunId, TenantId
 from sbxd.port.limits import ResourceLimits
-
-PROGRAM_BYTES_MAX = 256
 
 
 class Priority(IntEnum):
@@ -64,6 +62,7 @@ class SlotOrigin(StrEnum):
 class DestroyReason(StrEnum):
     REQUESTED = "REQUESTED"
     EXPIRED = "EXPIRED"
+    BUDGET_EXHAUSTED = "BUDGET_EXHAUSTED"
     SUPERSEDED = "SUPERSEDED"
     STALE_LEASE = "STALE_LEASE"
     PEER_GONE = "PEER_GONE"
@@ -97,6 +96,16 @@ class AuditEvent(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, 
     MESSAGE_ID: ClassVar[str] = ""
     PRIORITY: ClassVar[Priority] = Priority.INFO
     SUMMARY: ClassVar[str] = ""
+
+
+class RequestEvent(AuditEvent, frozen=True, kw_only=True):
+    """Base of how a request was answered. The ids are the peer's words."""
+
+    verb: str
+    peer_uid: int
+    environment_id: EnvironmentId | None = None
+    tenant_id: TenantId | None = None
+    run_id: RunId | None = None
 
 
 class EnvironmentEvent(AuditEvent, frozen=True, kw_only=True):
@@ -178,37 +187,38 @@ class PeerRefused(AuditEvent, frozen=True, kw_only=True):
     peer_pid: int
 
 
-class RequestRejected(AuditEvent, frozen=True, kw_only=True):
+class RequestRejected(RequestEvent, frozen=True, kw_only=True):
     """A request was wrong and was refused. detail: what the peer was told."""
 
     MESSAGE_ID: ClassVar[str] = "a1ed9b83d2fa4ea39fbf3a64fc549e5c"
     PRIORITY: ClassVar[Priority] = Priority.NOTICE
     SUMMARY: ClassVar[str] = "Request {verb} rejected with {code}, field {field}"
 
-    verb: str
     code: RejectedCode
+    violation: ViolationCode
     detail: str
-    peer_uid: int
     field: str | None = None
-    environment_id: EnvironmentId | None = None
-    tenant_id: TenantId | None = None
-    run_id: RunId | None = None
 
 
-class RequestUnserved(AuditEvent, frozen=True, kw_only=True):
+class PathDenied(RequestEvent, frozen=True, kw_only=True):
+    """A path led out of the workspace, or broke the rules for one. The path is not kept."""
+
+    MESSAGE_ID: ClassVar[str] = "704cba6a2f3f40e9a6309bdbd5c0b064"
+    PRIORITY: ClassVar[Priority] = Priority.NOTICE
+    SUMMARY: ClassVar[str] = "Request {verb} denied: {violation}"
+
+    violation: ViolationCode = ViolationCode.PATH_TRAVERSAL
+
+
+class RequestUnserved(RequestEvent, frozen=True, kw_only=True):
     """A request was right and could not be served now."""
 
     MESSAGE_ID: ClassVar[str] = "ca1775f37f0f4ed38fe1efdd9936944b"
     PRIORITY: ClassVar[Priority] = Priority.WARNING
     SUMMARY: ClassVar[str] = "Request {verb} could not be served: {code}"
 
-    verb: str
     code: UnavailableCode
     detail: str
-    peer_uid: int
-    environment_id: EnvironmentId | None = None
-    tenant_id: TenantId | None = None
-    run_id: RunId | None = None
 
 
 # --- environments -----------------------------------------------------------------------------
@@ -238,7 +248,8 @@ class EnvironmentProvisioned(EnvironmentEvent, frozen=True, kw_only=True):
 class EnvironmentDestroyed(EnvironmentEvent, frozen=True, kw_only=True):
     """Every process is proven gone and the workspace is erased.
 
-    lifetime_ms: since the hand-out. executing_ms: the part of it spent in commands.
+    lifetime_ms: since the hand-out. executing_ms: the part of it spent in commands. operations
+    and bytes: what was charged to its budgets, and metered.
     """
 
     MESSAGE_ID: ClassVar[str] = "59fbab65a7df4627a9f7e347ef5d60c3"
@@ -248,6 +259,9 @@ class EnvironmentDestroyed(EnvironmentEvent, frozen=True, kw_only=True):
     commands_run: int
     lifetime_ms: int
     executing_ms: int
+    operations: int = 0
+    returned_bytes: int = 0
+    written_bytes: int = 0
 
 
 class EnvironmentExpired(EnvironmentEvent, frozen=True, kw_only=True):
@@ -258,6 +272,16 @@ class EnvironmentExpired(EnvironmentEvent, frozen=True, kw_only=True):
     SUMMARY: ClassVar[str] = "Environment {environment_id} reached its expiry {expires_at}"
 
     expires_at: datetime
+
+
+class BudgetWasExhausted(EnvironmentEvent, frozen=True, kw_only=True):
+    """An environment overran one of its budgets and is being ended."""
+
+    MESSAGE_ID: ClassVar[str] = "1558227b3437473e815f2c7bc257cefa"
+    PRIORITY: ClassVar[Priority] = Priority.NOTICE
+    SUMMARY: ClassVar[str] = "Environment {environment_id} exhausted {budget}"
+
+    budget: Budget
 
 
 class EnvironmentLost(EnvironmentEvent, frozen=True, kw_only=True):
@@ -339,7 +363,7 @@ class SandboxEscapeWasSuspected(EnvironmentEvent, frozen=True, kw_only=True):
 
 
 class CommandStarted(EnvironmentEvent, frozen=True, kw_only=True):
-    """A command's program was started. See `describe_argv` for program and the argv fields."""
+    """A command's program was started. See `sbxd.audit.argv` for program and argv."""
 
     MESSAGE_ID: ClassVar[str] = "0d519a12c7b04974982f4e33d86ae6aa"
     SUMMARY: ClassVar[str] = (
@@ -454,10 +478,12 @@ EVENT_TYPES: tuple[type[AuditEvent], ...] = (
     LimitUnenforced,
     PeerRefused,
     RequestRejected,
+    PathDenied,
     RequestUnserved,
     EnvironmentProvisioned,
     EnvironmentDestroyed,
     EnvironmentExpired,
+    BudgetWasExhausted,
     EnvironmentLost,
     EnvironmentDestroyFailed,
     EnvironmentQuarantined,
@@ -472,28 +498,3 @@ EVENT_TYPES: tuple[type[AuditEvent], ...] = (
     ImageAliasResolved,
     ImageAliasUnresolved,
 )
-
-
-class ArgvDescription(Struct, frozen=True, kw_only=True):
-    """What the audit keeps of an argument vector: enough to recognise, too little to leak.
-
-    program: argv[0], at most 256 bytes of it, decoded with backslash escapes for what is not
-    UTF-8. argv_sha256: over each argument's length (8 bytes, big-endian) and bytes.
-    """
-
-    program: str
-    argv_count: int
-    argv_sha256: str
-
-
-def describe_argv(argv: Sequence[bytes]) -> ArgvDescription:
-    """Reduce an argument vector of at least one element to what may be kept of it."""
-    digest = hashlib.sha256()
-    for argument in argv:
-        digest.update(len(argument).to_bytes(8, "big"))
-        digest.update(argument)
-    return ArgvDescription(
-        program=argv[0][:PROGRAM_BYTES_MAX].decode("utf-8", "backslashreplace"),
-        argv_count=len(argv),
-        argv_sha256=digest.hexdigest(),
-    )

@@ -8,6 +8,7 @@ from pathlib import PurePosixPath
 
 from sbxd.port.command import ExecutionResult, FileChange
 from sbxd.port.errors import (
+    BudgetExhausted,
     ExecutionRejected,
     ExecutionUnavailable,
     RejectedCode,
@@ -27,6 +28,8 @@ def error_of(reply: m.Message) -> Exception | None:
             return ExecutionUnavailable(code, detail)
         case m.Rejected(code=RejectedCode.STALE_LEASE, detail=detail):
             return StaleLease(detail)
+        case m.Rejected(code=RejectedCode.BUDGET_EXHAUSTED, detail=detail, field=field):
+            return BudgetExhausted(detail, field=field)
         case m.Rejected(code=rejected, detail=detail, field=field):
             return ExecutionRejected(rejected, detail, field=field)
         case m.EscapeSuspected(code=escape, detail=detail):

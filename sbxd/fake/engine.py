@@ -19,6 +19,7 @@ from sbxd.fake.files import FakeWorkspace, Snapshot
 from sbxd.fake.script import Invocation, Outcome, Script
 from sbxd.policy import child_environment
 from sbxd.policy.admission import admit
+from sbxd.policy.budgets import Account, Budget, effective_budgets, overrun
 from sbxd.policy.command import validate_command
 from sbxd.policy.containment import relative_bytes, resolve
 from sbxd.policy.timeouts import effective_timeout
@@ -40,6 +41,7 @@ from sbxd.settings import AuthMode, DeploymentMode, SandboxMechanism, Settings
 from sbxd.wire.messages import OutputStream
 
 OUTPUT_PIECE_BYTES = 64 * 1024
+OVER_BUDGET_KEPT = 4096
 
 FAKE_SETTINGS = Settings(
     deployment_mode=DeploymentMode.DEVELOPMENT,
@@ -65,6 +67,7 @@ class Record:
     handle: EnvironmentHandle
     specification: EnvironmentSpec
     workspace: FakeWorkspace
+    account: Account
     owner_uid: int
     connection_id: int
     running: tuple[str, ...] | None = None
@@ -110,13 +113,14 @@ class FakeEngine:
         )
         self._wall_clock = wall_clock
         self._records: dict[EnvironmentId, Record] = {}
+        self._over_budget: dict[EnvironmentId, tuple[TenantId, Budget]] = {}
         self._epochs: dict[tuple[TenantId, RunId], int] = {}
 
     def records(self) -> tuple[Record, ...]:
         """Live environments, oldest first."""
         for record in tuple(self._records.values()):
             if self._wall_clock() >= record.handle.expires_at and record.running is None:
-                self.remove(record)
+                self.expire(record)
         return tuple(self._records.values())
 
     def get(self, environment_id: EnvironmentId) -> Record | None:
@@ -126,11 +130,12 @@ class FakeEngine:
     def find(self, handle: EnvironmentHandle) -> Record:
         """The environment that a handle names.
 
-        Raises: ExecutionRejected(ENVIRONMENT_GONE), StaleLease, and
+        Raises: ExecutionRejected(ENVIRONMENT_GONE), StaleLease, BudgetExhausted, and
         SandboxEscapeSuspected(TENANT_MISMATCH) after destroying the environment.
         """
         record = self.get(handle.environment_id)
         if record is None:
+            self.refuse_over_budget(handle)
             raise gone()
         if record.handle.tenant_id != handle.tenant_id:
             self.remove(record)
@@ -143,6 +148,51 @@ class FakeEngine:
         ):
             raise StaleLease("the handle's run or lease epoch is not the environment's")
         return record
+
+    def refuse_over_budget(self, handle: EnvironmentHandle) -> None:
+        """Raises BudgetExhausted for a handle whose environment overran a budget."""
+        tenant_id, budget = self._over_budget.get(handle.environment_id, (None, None))
+        if budget is not None and tenant_id == handle.tenant_id:
+            raise overrun(budget)
+
+    def attempt(self, record: Record) -> None:
+        """Charge one operation, also one that is then denied. Raises BudgetExhausted."""
+        try:
+            record.account.charge_operation()
+        finally:
+            self.enforce_budgets(record)
+
+    def enforce_budgets(self, record: Record) -> None:
+        """End an environment that overran a budget; its handle is told so from now on."""
+        if record.account.exhausted is not None:
+            handle = record.handle
+            self._over_budget[handle.environment_id] = (handle.tenant_id, record.account.exhausted)
+            while len(self._over_budget) > OVER_BUDGET_KEPT:
+                del self._over_budget[next(iter(self._over_budget))]
+            self.remove(record)
+
+    def expire(self, record: Record) -> None:
+        """Its time is up."""
+        lifetime_seconds = self._settings.limits.environment_lifetime_seconds
+        if record.account.budgets.wall_seconds_max < lifetime_seconds:
+            record.account.time_is_up()
+        self.enforce_budgets(record)
+        self.remove(record)
+
+    def read(self, record: Record, path: bytes) -> bytes:
+        """The content of one file. Raises WorkspaceError, BudgetExhausted."""
+        content = record.workspace.read(path)
+        try:
+            if record.account.grant_returned(len(content)) < len(content):
+                record.account.check()
+        finally:
+            self.enforce_budgets(record)
+        return content
+
+    def write(self, record: Record, path: bytes, content: bytes) -> None:
+        """Put one file in place, as the worker's. Raises WorkspaceError."""
+        record.account.meter_written(len(content))
+        record.workspace.write(path, content, WorkspaceProvenance.TOOL_WRITTEN)
 
     def provision(
         self, specification: EnvironmentSpec, *, owner_uid: int = 0, connection_id: int = 0
@@ -166,14 +216,17 @@ class FakeEngine:
             raise ExecutionUnavailable(UnavailableCode.CAPACITY, "no place for an environment")
         self._epochs[run] = specification.lease_epoch
         created_at = self._wall_clock()
+        budgets = effective_budgets(specification.budgets, self._settings.limits.budgets)
+        lifetime_seconds = min(
+            self._settings.limits.environment_lifetime_seconds, budgets.wall_seconds_max
+        )
         handle = EnvironmentHandle(
             environment_id=EnvironmentId(secrets.token_hex(16)),
             tenant_id=specification.tenant_id,
             run_id=specification.run_id,
             lease_epoch=specification.lease_epoch,
             created_at=created_at,
-            expires_at=created_at
-            + timedelta(seconds=self._settings.limits.environment_lifetime_seconds),
+            expires_at=created_at + timedelta(seconds=lifetime_seconds),
         )
         self._records[handle.environment_id] = Record(
             handle=handle,
@@ -182,6 +235,7 @@ class FakeEngine:
                 bytes_max=specification.limits.workspace_bytes,
                 inodes_max=specification.limits.inodes_max,
             ),
+            account=Account(budgets),
             owner_uid=owner_uid,
             connection_id=connection_id,
         )
@@ -249,6 +303,7 @@ class FakeEngine:
         finally:
             record.running = None
             record.commands_run += 1
+            self.enforce_budgets(record)
 
     async def _play(
         self,
@@ -261,6 +316,9 @@ class FakeEngine:
         before = record.workspace.snapshot()
         maximum = command.maximum_output_bytes
         stdout, stderr = outcome.stdout[:maximum], outcome.stderr[:maximum]
+        stdout = stdout[: record.account.grant_returned(len(stdout))]
+        stderr = stderr[: record.account.grant_returned(len(stderr))]
+        truncated = (len(outcome.stdout) > len(stdout), len(outcome.stderr) > len(stderr))
         timeout = effective_timeout(
             hard_cap_seconds=self._settings.limits.command_hard_cap_seconds,
             wall_clock_seconds=record.specification.limits.wall_clock_seconds,
@@ -274,7 +332,7 @@ class FakeEngine:
                 killed_by=killed_by,
                 before=before,
                 output=(stdout, stderr),
-                truncated=(len(outcome.stdout) > maximum, len(outcome.stderr) > maximum),
+                truncated=truncated,
                 duration_ms=round((anyio.current_time() - started) * 1000),
                 effective_timeout_ms=round(timeout * 1000),
             )
@@ -283,7 +341,7 @@ class FakeEngine:
             await _deliver(on_output, OutputStream.STDOUT, stdout)
             await _deliver(on_output, OutputStream.STDERR, stderr)
         killed_by: KillReason | None = None
-        if len(outcome.stdout) > maximum or len(outcome.stderr) > maximum:
+        if any(truncated):
             killed_by = KillReason.OUTPUT_LIMIT
         elif not _apply(record.workspace, outcome):
             killed_by = KillReason.DISK
@@ -295,7 +353,7 @@ class FakeEngine:
             finally:
                 record.cancelled_result = result(killed_by)
         if killed_by is KillReason.EXPIRED:
-            self.remove(record)
+            self.expire(record)
         return result(killed_by)
 
     def _result(
@@ -329,10 +387,13 @@ class FakeEngine:
             evidence=Evidence(
                 oom_kill=int(killed_by is KillReason.MEMORY),
                 effective_timeout_ms=effective_timeout_ms,
+                workspace_bytes_left=record.workspace.bytes_left,
+                workspace_inodes_left=record.workspace.inodes_left,
             ),
             usage=Usage(
                 workspace_bytes=record.workspace.bytes_used,
                 workspace_inodes=record.workspace.inodes_used,
+                workspace_bytes_peak=record.workspace.bytes_used,
             ),
         )
 

@@ -74,6 +74,7 @@ class FakeExecutionEnvironment:
         """As the port: plays the script's answer."""
         self.calls.append(ExecuteCall(environment, command))
         record = self._engine.find(environment)
+        self._engine.attempt(record)
         finished = False
         try:
             result = await self._engine.execute(record, command, on_output=self._on_output)
@@ -113,23 +114,21 @@ class FakeWorkspaceHandle:
 
     async def read(self, path: str) -> bytes:
         """As the port."""
-        name = relative_bytes(path)
-        return self._record().workspace.read(name)
+        return self._engine.read(self._record(), relative_bytes(path))
 
     async def write(self, path: str, data: bytes) -> None:
         """As the port; recorded as TOOL_WRITTEN."""
-        name = relative_bytes(path)
-        self._record().workspace.write(name, data, WorkspaceProvenance.TOOL_WRITTEN)
+        self._engine.write(self._record(), relative_bytes(path), data)
 
     async def listdir(self, path: str) -> tuple[FileChange, ...]:
         """As the port."""
-        name = relative_bytes(path)
-        return self._record().workspace.listdir(name)
+        return self._record().workspace.listdir(relative_bytes(path))
 
     async def provenance(self, path: str) -> WorkspaceProvenance:
         """As the port."""
-        name = relative_bytes(path)
-        return self._record().workspace.provenance(name)
+        return self._record().workspace.provenance(relative_bytes(path))
 
     def _record(self) -> Record:
-        return self._engine.find(self._handle)
+        record = self._engine.find(self._handle)
+        self._engine.attempt(record)
+        return record

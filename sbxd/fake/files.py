@@ -42,6 +42,14 @@ class FakeWorkspace:
     def inodes_used(self) -> int:
         return len(self._entries)
 
+    @property
+    def bytes_left(self) -> int:
+        return self._bytes_max - self.bytes_used
+
+    @property
+    def inodes_left(self) -> int:
+        return self._inodes_max - self.inodes_used
+
     def snapshot(self) -> Snapshot:
         """What is there now, unaffected by later changes."""
         return dict(self._entries)

@@ -45,6 +45,10 @@ class FakeEnvironments:
             specification, owner_uid=owner.uid, connection_id=owner.connection_id
         )
 
+    def attempt(self, owner: Peer, handle: EnvironmentHandle) -> None:
+        """As the protocol."""
+        self._engine.attempt(self._find(owner, handle))
+
     async def execute(
         self,
         owner: Peer,
@@ -92,9 +96,10 @@ class FakeEnvironments:
         on_content: ContentSink,
     ) -> None:
         """As the protocol."""
-        content = self._find(owner, handle).workspace.read(relative_bytes(path))
-        if len(content) > maximum_bytes:
+        record, name = self._find(owner, handle), relative_bytes(path)
+        if len(record.workspace.read(name)) > maximum_bytes:
             raise WorkspaceError(WorkspaceCode.TOO_LARGE, "larger than what was asked for")
+        content = self._engine.read(record, name)
         for start in range(0, len(content), CHUNK_BYTES_MAX):
             await on_content(content[start : start + CHUNK_BYTES_MAX])
 
@@ -113,7 +118,7 @@ class FakeEnvironments:
         if size_bytes > record.specification.limits.workspace_bytes:
             raise WorkspaceError(WorkspaceCode.NO_SPACE, "larger than the workspace")
         content = b"".join([piece async for piece in data])
-        self._find(owner, handle).workspace.write(name, content, WorkspaceProvenance.TOOL_WRITTEN)
+        self._engine.write(self._find(owner, handle), name, content)
 
     async def listdir(
         self, owner: Peer, handle: EnvironmentHandle, path: bytes
@@ -176,6 +181,8 @@ class FakeEnvironments:
 
     def _find(self, owner: Peer, handle: EnvironmentHandle) -> Record:
         record = self._engine.get(handle.environment_id)
+        if record is None:
+            self._engine.refuse_over_budget(handle)
         if record is None or not _may_use(owner, record):
             raise gone()
         found = self._engine.find(handle)

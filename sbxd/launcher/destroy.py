@@ -13,7 +13,7 @@ from contextlib import suppress
 
 from sbxd.launcher.helpers import Outcome, Report
 from sbxd.launcher.kernel import cgroup, hostpaths, systemd, uids, volume
-from sbxd.launcher.requests import Acknowledged, Destroy
+from sbxd.launcher.requests import STOP_PROOF, Acknowledged, Destroy
 from sbxd.launcher.steps import Steps
 
 STOP_SECONDS = 5.0
@@ -32,7 +32,7 @@ def destroy_environment(environment_id: str) -> None:
     """Remove all of the environment, in order. Raises StepFailed."""
     steps = Steps()
     path = hostpaths.scope_directory(environment_id)
-    with steps.step("stop_proof"):
+    with steps.step(STOP_PROOF):
         stopped = _stop(path)
     with steps.step("unit"):
         _remove_unit(environment_id, path, stopped)

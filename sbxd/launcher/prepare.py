@@ -152,6 +152,7 @@ def _build(request: Prepare, filters: Filters, steps: Steps, held: ExitStack) ->
             box_kill,
             box_events,
             box_memory,
+            os.dup(workspace.mount_fd),
             *(os.dup(descriptor) for descriptor in leaf),
         ]
     reply = Prepared(

@@ -17,7 +17,7 @@ from sbxd.port.environment import ImageDigestField
 from sbxd.port.ids import EnvironmentIdField
 
 MESSAGE_BYTES_MAX = 64 * 1024
-DESCRIPTORS_MAX = 16
+DESCRIPTORS_MAX = 32
 
 TicketField = Annotated[int, Meta(ge=1, le=2**53)]
 
@@ -60,6 +60,7 @@ PREPARED_DESCRIPTORS = (
     "box_kill",  # write "1": everything in the environment dies
     "box_events",  # cgroup.events: populated
     "box_memory_current",  # empty file (/dev/null) where the controller is missing
+    "volume",  # O_PATH, the root of the workspace's mount: for fstat and fstatvfs
 )
 LEAF_DESCRIPTORS = (
     "leaf_directory",  # O_DIRECTORY of exec-<n>, for CLONE_INTO_CGROUP by init
@@ -114,6 +115,10 @@ class Assign(LauncherMessage, frozen=True, tag="assign", kw_only=True):
     environment_id: EnvironmentIdField
     limits: CgroupLimits
     volume: VolumeSize
+
+
+# The step of a Failed that answers Destroy, with ETIMEDOUT, when processes outlived the kill.
+STOP_PROOF = "stop_proof"
 
 
 class Destroy(LauncherMessage, frozen=True, tag="destroy", kw_only=True):

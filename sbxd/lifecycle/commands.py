@@ -10,13 +10,13 @@ from functools import partial
 
 import trio
 
+from sbxd.audit.argv import describe_argv
 from sbxd.audit.events import (
     AuditEvent,
     CommandFinished,
     CommandStarted,
     CommandUnfinished,
     DestroyReason,
-    describe_argv,
 )
 from sbxd.audit.sink import AuditSink, AuditUnavailable
 from sbxd.lifecycle import errors
@@ -25,7 +25,13 @@ from sbxd.lifecycle.environments import OutputSink
 from sbxd.lifecycle.execution import Execution, Terms, TreeSurvived
 from sbxd.lifecycle.finalize import BudgetSpent, within_shield
 from sbxd.lifecycle.supervisor import Supervisor
-from sbxd.mechanism.protocol import CommandNotStarted, CommandSpec, MechanismError, SandboxLost
+from sbxd.mechanism.protocol import (
+    CommandNotStarted,
+    CommandSpec,
+    MechanismError,
+    SandboxLost,
+    WorkspaceChanged,
+)
 from sbxd.policy.child_environment import build, encode
 from sbxd.policy.command import validate_command
 from sbxd.policy.containment import resolve
@@ -41,6 +47,7 @@ from sbxd.port.errors import (
 from sbxd.settings import Settings
 
 _SURVIVED = "a process of the command was not proven dead after the kill"
+_CHANGED = "the workspace is not the volume that the environment was prepared with"
 
 
 @dataclass(frozen=True)
@@ -79,6 +86,7 @@ async def execute(
             files_changed_max=limits.files_changed_max,
         ),
         budgets=rules.budgets,
+        grant=supervisor.account.grant_returned,
         on_output=on_output,
     )
     number = supervisor.begin_command(execution, specification.argv)
@@ -111,6 +119,9 @@ async def _run(
         raise errors.not_started(problem) from None
     except TreeSurvived:
         raise SandboxEscapeSuspected(EscapeCode.PROCESS_SURVIVED, _SURVIVED) from None
+    except WorkspaceChanged:
+        recorder.supervisor.suspect_escape(EscapeCode.WORKSPACE_IDENTITY_CHANGED, _CHANGED)
+        raise SandboxEscapeSuspected(EscapeCode.WORKSPACE_IDENTITY_CHANGED, _CHANGED) from None
     except MechanismError as problem:
         recorder.supervisor.request_end(DestroyReason.ENVIRONMENT_LOST)
         raise errors.setup_failed(problem) from None

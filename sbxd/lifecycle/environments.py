@@ -82,7 +82,8 @@ class Environments(Protocol):
     `handle` is compared with the record (`sbxd.lifecycle.ownership`): an unknown id or another
     uid's is ExecutionRejected(ENVIRONMENT_GONE); another tenant is
     SandboxEscapeSuspected(TENANT_MISMATCH) and the environment is destroyed; another run or epoch
-    is StaleLease. RequestRejected and RequestUnserved are the service's to emit.
+    is StaleLease; one that overran a budget is BudgetExhausted. The events of refusals
+    (RequestRejected, RequestUnserved, PathDenied) are the service's to emit.
     """
 
     async def provision(self, owner: Peer, specification: EnvironmentSpec) -> EnvironmentHandle:
@@ -98,6 +99,12 @@ class Environments(Protocol):
         """
         ...
 
+    def attempt(self, owner: Peer, handle: EnvironmentHandle) -> None:
+        """Charge one operation to the environment's budgets. The caller does so before it judges
+        a command or a workspace operation, and once for each. Raises the port errors, among them
+        BudgetExhausted: then the environment ends. Never blocks."""
+        ...
+
     async def execute(
         self,
         owner: Peer,
@@ -111,13 +118,15 @@ class Environments(Protocol):
 
         on_output: takes the output; then stdout and stderr of the result are b"" and only the
         flags and counts of the result speak of them. None: they are captured in the result.
+        Output beyond `returned_bytes_max` is cut, the command is killed with OUTPUT_LIMIT, and the
+        environment ends after the result.
         cancelled: when it is set, the command is killed with CANCELLED and the result is
         returned as for any other kill. It may be set before the call.
 
         Raises: ExecutionRejected (INVALID_COMMAND, COMMAND_NOT_FOUND, COMMAND_NOT_EXECUTABLE,
         WORKING_DIRECTORY_NOT_FOUND, ENVIRONMENT_BUSY, ENVIRONMENT_GONE, StaleLease),
         ExecutionUnavailable(ENVIRONMENT_LOST, SETUP_FAILED, SHUTTING_DOWN),
-        SandboxEscapeSuspected(TENANT_MISMATCH, PROCESS_SURVIVED).
+        SandboxEscapeSuspected(TENANT_MISMATCH, PROCESS_SURVIVED, WORKSPACE_IDENTITY_CHANGED).
 
         Cancellation (of the task): the tree is killed with CANCELLED and proven dead, and the
         audit event is emitted, within a bounded shield; no result. The environment lives.
@@ -145,8 +154,8 @@ class Environments(Protocol):
         on_content: ContentSink,
     ) -> None:
         """Hand the bytes of one regular file to `on_content`. Raises WorkspaceError (TOO_LARGE
-        beyond maximum_bytes) and WorkspaceEscape besides the port errors. Legal while a command
-        runs."""
+        beyond maximum_bytes) and WorkspaceEscape besides the port errors; BudgetExhausted within
+        the content when it is more than may be returned. Legal while a command runs."""
         ...
 
     async def write(

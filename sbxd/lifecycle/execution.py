@@ -1,13 +1,13 @@
 """One command, from its start to a tree that is proven dead.
 
-Theory: several watchers (the main process's exit, the leaf's kernel counters, the deadline, the
-output caps, a cancel, the end of the environment) race to one `Verdict`; the first wins. Whatever
-it is, the leaf is then killed whole, proven empty, its pipes are read to their end, its counters
-are read again, and the workspace is compared. Only then is anything reported.
+Theory: several watchers (the main process's exit, the leaf's kernel counters, the volume, the
+deadline, the output caps, a cancel, the end of the environment) race to one `Verdict`; the first
+wins. Whatever it is, the leaf is then killed whole, proven empty, its pipes are read to their end,
+its counters are read again, and the workspace is compared. Only then is anything reported.
 
-Invariants: at most `maximum_output_bytes` of each stream are kept or passed on, and never one
-more; no wait is unbounded; a result is never made up: an end that was not observed is
-ENVIRONMENT_LOST. A second execution needs a second object.
+Invariants: at most `maximum_output_bytes` of each stream are kept or passed on, never one more,
+and none that is not granted; no wait is unbounded; a result is never made up: an end that was not
+observed is ENVIRONMENT_LOST. A second execution needs a second object.
 
 Deliberately absent: who may execute, and the audit (`sbxd.lifecycle.supervisor`).
 """
@@ -21,6 +21,7 @@ from functools import partial
 import trio
 
 from sbxd.lifecycle.budgets import Budgets
+from sbxd.lifecycle.disk import DiskWatch
 from sbxd.lifecycle.environments import OutputSink
 from sbxd.lifecycle.finalize import BudgetSpent, within, within_shield
 from sbxd.lifecycle.verdict import End, ForkRefusals, Lost, Verdict, settle
@@ -39,6 +40,7 @@ from sbxd.wire.messages import OutputStream
 
 # At most this often are the counters read while the kernel reports changes.
 EVENT_PACE_SECONDS = 0.01
+Grant = Callable[[int], int]  # of so many bytes, how many may be kept or passed on
 NO_CHANGES = Changes(entries=(), truncated=False, workspace_bytes=0, workspace_inodes=0)
 NOT_COMPARED = Changes(entries=(), truncated=True, workspace_bytes=0, workspace_inodes=0)
 
@@ -61,12 +63,15 @@ class Terms:
 class Capture:
     """One stream: counts and digests what is within the cap, keeps it when nobody takes it."""
 
-    def __init__(self, stream: OutputStream, *, maximum_bytes: int, sink: OutputSink | None):
+    def __init__(
+        self, stream: OutputStream, *, maximum_bytes: int, grant: Grant, sink: OutputSink | None
+    ) -> None:
         self.stream = stream
         self.size_bytes = 0
         self.exceeded = False  # the command wrote beyond the cap
         self.incomplete = True  # not read and delivered to its end
         self._maximum_bytes = maximum_bytes
+        self._grant = grant
         self._sink = sink
         self._digest = hashlib.sha256()
         self._kept = bytearray()
@@ -86,9 +91,10 @@ class Capture:
     async def take(self, data: bytes) -> None:
         """Account for the next bytes of the stream and pass on what the cap allows."""
         room = self._maximum_bytes - self.size_bytes
-        if len(data) > room:
+        granted = self._grant(min(len(data), room))
+        if len(data) > granted:
             self.exceeded = True
-            data = data[:room]
+            data = data[:granted]
         if not data:
             return
         if self._sink is not None:
@@ -103,7 +109,13 @@ class Execution:
     """Runs one command in one sandbox. `end` may be called at any time, also before `run`."""
 
     def __init__(
-        self, sandbox: Sandbox, terms: Terms, *, budgets: Budgets, on_output: OutputSink | None
+        self,
+        sandbox: Sandbox,
+        terms: Terms,
+        *,
+        budgets: Budgets,
+        grant: Grant,
+        on_output: OutputSink | None,
     ) -> None:
         self._sandbox = sandbox
         self._terms = terms
@@ -114,10 +126,11 @@ class Execution:
         self._verdict = Verdict()
         self._decided = trio.Event()
         self._captures = tuple(
-            Capture(stream, maximum_bytes=terms.maximum_output_bytes, sink=on_output)
+            Capture(stream, maximum_bytes=terms.maximum_output_bytes, grant=grant, sink=on_output)
             for stream in (OutputStream.STDOUT, OutputStream.STDERR)
         )
         self._counters = Counters()
+        self._disk: DiskWatch | None = None
         self._changes = NOT_COMPARED
         self._compared = False
         self._failure: SandboxLost | TreeSurvived | None = None
@@ -182,6 +195,8 @@ class Execution:
             if self._verdict.end is not None:
                 self._never_ran()
                 return self.result()
+            first = self._sandbox.volume()
+            self._disk = None if first is None else DiskWatch(first)
             try:
                 # Not cancellable: a start that was interrupted halfway might have left a process.
                 running = await within_shield(
@@ -212,7 +227,10 @@ class Execution:
         if end is None or isinstance(end, Lost) or self._started_at is None:
             raise SandboxLost("await the end of the command", 0)
         end = settle(
-            end, self._counters, output_exceeded=any(each.exceeded for each in self._captures)
+            end,
+            self._counters,
+            output_exceeded=any(each.exceeded for each in self._captures),
+            volume_exhausted=self._disk is not None and self._disk.was_exhausted,
         )
         own = end if isinstance(end, CommandExit) else None
         killed_by = end if isinstance(end, KillReason) else None
@@ -231,14 +249,20 @@ class Execution:
             files_changed=self._changes.entries,
             files_changed_truncated=self._changes.truncated,
             duration_ms=round((self._ended_at - self._started_at) * 1000),
-            evidence=Evidence(
-                oom_kill=self._counters.oom_kill or 0,
-                oom_group_kill=self._counters.oom_group_kill or 0,
-                pids_max_events=self._counters.pids_max_events or 0,
-                effective_timeout_ms=round(self._terms.effective_timeout_seconds * 1000),
-            ),
+            evidence=self._evidence(),
             usage=self._usage(),
             unenforced_limits=self._sandbox.unenforced_limits,
+        )
+
+    def _evidence(self) -> Evidence:
+        counters, disk = self._counters, self._disk
+        return Evidence(
+            oom_kill=counters.oom_kill or 0,
+            oom_group_kill=counters.oom_group_kill or 0,
+            pids_max_events=counters.pids_max_events or 0,
+            effective_timeout_ms=round(self._terms.effective_timeout_seconds * 1000),
+            workspace_bytes_left=None if disk is None else disk.bytes_left_min,
+            workspace_inodes_left=None if disk is None else disk.inodes_left_min,
         )
 
     def _usage(self) -> Usage:
@@ -250,6 +274,7 @@ class Execution:
             pids_peak=counters.pids_peak,
             workspace_bytes=self._changes.workspace_bytes if compared else None,
             workspace_inodes=self._changes.workspace_inodes if compared else None,
+            workspace_bytes_peak=None if self._disk is None else self._disk.bytes_peak,
         )
 
     def _never_ran(self) -> None:
@@ -282,6 +307,7 @@ class Execution:
         async with trio.open_nursery() as watchers:
             watchers.start_soon(self._wait_exit, running)
             watchers.start_soon(self._watch_counters, running)
+            watchers.start_soon(self._watch_volume)
             watchers.start_soon(self._wait_cancel, cancelled)
             watchers.start_soon(self._wait_deadline)
             watchers.start_soon(self._feed, running)
@@ -328,6 +354,19 @@ class Execution:
                 self.end(KillReason.PIDS)
             await trio.sleep(EVENT_PACE_SECONDS)
 
+    async def _watch_volume(self) -> None:
+        disk = self._disk
+        if disk is None:
+            return
+        try:
+            while (reading := self._sandbox.volume()) is not None:
+                disk.note(reading)
+                if disk.is_over:
+                    self.end(KillReason.DISK)
+                await trio.sleep(disk.pause_seconds(reading))
+        except MechanismError:
+            self.end(Lost())
+
     async def _wait_cancel(self, cancelled: trio.Event) -> None:
         await cancelled.wait()
         self.end(KillReason.CANCELLED)
@@ -349,6 +388,9 @@ class Execution:
             running.kill()
             await within_shield(self._budgets.quiet_seconds, running.wait_empty)
             self._counters = running.counters()
+            last = self._sandbox.volume()
+            if self._disk is not None and last is not None:
+                self._disk.note(last)
         except MechanismError:
             # The leaf cannot be asked: its environment's destruction will be the proof.
             self._failure = SandboxLost("prove the command's tree dead", 0)

@@ -59,6 +59,13 @@ class LocalEnvironments:
         admit(specification, self._rules.settings, self._known_images())
         return await self._provisioner.provision(owner, specification)
 
+    def attempt(self, owner: Peer, handle: EnvironmentHandle) -> None:
+        supervisor = self._find(owner, handle)
+        try:
+            supervisor.account.charge_operation()
+        finally:
+            self._registry.enforce_budgets(supervisor)
+
     async def execute(
         self,
         owner: Peer,
@@ -70,9 +77,12 @@ class LocalEnvironments:
     ) -> ExecutionResult:
         supervisor = self._find(owner, handle)
         with self._serving():
-            return await commands.execute(
-                supervisor, command, self._rules, cancelled=cancelled, on_output=on_output
-            )
+            try:
+                return await commands.execute(
+                    supervisor, command, self._rules, cancelled=cancelled, on_output=on_output
+                )
+            finally:
+                self._registry.enforce_budgets(supervisor)
 
     async def destroy(self, owner: Peer, handle: EnvironmentHandle) -> None:
         supervisor = self._registry.find_any(owner, handle)
@@ -95,6 +105,8 @@ class LocalEnvironments:
             chunks = await supervisor.sandbox.read(relative_bytes(path), maximum_bytes)
             try:
                 async for chunk in chunks:
+                    if supervisor.account.grant_returned(len(chunk)) < len(chunk):
+                        supervisor.account.check()
                     await on_content(chunk)
             finally:
                 if isinstance(chunks, AsyncGenerator):
@@ -110,6 +122,7 @@ class LocalEnvironments:
         data: AsyncIterator[bytes],
     ) -> None:
         with self._using(owner, handle) as supervisor:
+            supervisor.account.meter_written(size_bytes)
             await supervisor.sandbox.write(relative_bytes(path), size_bytes, data)
 
     async def listdir(
@@ -179,6 +192,8 @@ class LocalEnvironments:
             raise errors.setup_failed(problem) from None
         except MechanismError as problem:
             raise errors.setup_failed(problem) from None
+        finally:
+            self._registry.enforce_budgets(supervisor)
 
 
 def _info(supervisor: Supervisor) -> EnvironmentInfo:

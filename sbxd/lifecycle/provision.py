@@ -19,6 +19,7 @@ from sbxd.lifecycle.machine import Event, State
 from sbxd.lifecycle.registry import Clock, Registry
 from sbxd.lifecycle.supervisor import Parts, Supervisor, Tenant
 from sbxd.mechanism.protocol import MechanismError, SlotProfile
+from sbxd.policy.budgets import Account, effective_budgets
 from sbxd.port.environment import EnvironmentHandle, EnvironmentSpec
 from sbxd.port.errors import (
     ExecutionRejected,
@@ -64,7 +65,8 @@ class Provisioner:
         )
         await self._wait_room(owner)
         profile = SlotProfile(specification.image_digest, specification.limits)
-        tenant = Tenant(tenancy, specification, taken_at=started_at)
+        budgets = effective_budgets(specification.budgets, self._settings.limits.budgets)
+        tenant = Tenant(tenancy, specification, Account(budgets), taken_at=started_at)
         slot = self._registry.reserve.find(profile)
         origin = SlotOrigin.COLD if slot is None else SlotOrigin.RESERVE
         if slot is None:
@@ -149,9 +151,10 @@ class Provisioner:
         self._refuse_unenforced(slot)
         await slot.sandbox.assign(specification.limits)
         _refuse_if_ending(slot)
-        now, lifetime_seconds = (
-            self._clock.wall(),
+        now = self._clock.wall()
+        lifetime_seconds = min(
             self._settings.limits.environment_lifetime_seconds,
+            slot.account.budgets.wall_seconds_max,
         )
         handle = EnvironmentHandle(
             environment_id=slot.environment_id,

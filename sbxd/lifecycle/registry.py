@@ -26,6 +26,7 @@ from sbxd.lifecycle.reaper import Reaper, Tenure
 from sbxd.lifecycle.reserve import Reserve
 from sbxd.lifecycle.supervisor import Parts, Supervisor
 from sbxd.mechanism.protocol import SlotProfile
+from sbxd.policy.budgets import Budget, overrun
 from sbxd.policy.images import default_image
 from sbxd.port.environment import EnvironmentHandle
 from sbxd.port.errors import (
@@ -36,8 +37,9 @@ from sbxd.port.errors import (
 from sbxd.port.ids import EnvironmentId
 from sbxd.settings import ReserveSettings, Settings
 
-# Handles that a higher epoch ended are told StaleLease for as long as they are among the latest.
-SUPERSEDED_KEPT = 4096
+# Handles that a higher epoch, or an overrun budget, ended are told so for as long as they are among
+# the latest.
+ENDED_KEPT = 4096
 # The scope's own limit lies this far beyond anything that the daemon would allow.
 BACK_STOP_MARGIN_SECONDS = 600
 
@@ -48,6 +50,15 @@ class Clock:
 
     wall: WallClock
     new_id: Callable[[], EnvironmentId]
+
+
+@dataclass(frozen=True)
+class _Ended:
+    """An environment that is over for a reason that its handle is told: the budget that it
+    overran, or None for a higher epoch."""
+
+    tenancy: Tenancy
+    budget: Budget | None
 
 
 def back_stop_seconds(settings: Settings) -> int:
@@ -81,7 +92,7 @@ class Registry:
         self._settings = settings
         self._clock = clock
         self._table: dict[EnvironmentId, Supervisor] = {}
-        self._superseded: OrderedDict[EnvironmentId, Tenancy] = OrderedDict()
+        self._ended: OrderedDict[EnvironmentId, _Ended] = OrderedDict()
         self._nursery: trio.Nursery | None = None
         self._vacated = trio.Event()
         self._is_draining = False
@@ -155,7 +166,7 @@ class Registry:
     def find(self, peer: Peer, handle: EnvironmentHandle) -> Supervisor:
         """The environment that a handle names, for a peer that may use it now.
 
-        Raises: ExecutionRejected(ENVIRONMENT_GONE), StaleLease,
+        Raises: ExecutionRejected(ENVIRONMENT_GONE), StaleLease, BudgetExhausted,
         SandboxEscapeSuspected(TENANT_MISMATCH).
         """
         supervisor = self.find_any(peer, handle)
@@ -164,14 +175,16 @@ class Registry:
                 supervisor.holders.add(peer.connection_id)
                 supervisor.orphaned_at = None
             return supervisor
-        tenancy = self._superseded.get(handle.environment_id)
+        ended = self._ended.get(handle.environment_id)
         if (
-            tenancy is not None
-            and peer.uid == tenancy.owner_uid
-            and handle.tenant_id == tenancy.tenant_id
+            ended is None
+            or peer.uid != ended.tenancy.owner_uid
+            or handle.tenant_id != ended.tenancy.tenant_id
         ):
-            raise StaleLease("lease_epoch: a higher epoch of this run has ended this environment")
-        raise errors.gone()
+            raise errors.gone()
+        if ended.budget is not None:
+            raise overrun(ended.budget)
+        raise StaleLease("lease_epoch: a higher epoch of this run has ended this environment")
 
     def find_any(self, peer: Peer, handle: EnvironmentHandle) -> Supervisor | None:
         """As `find`, for an environment in whatever state; None when there is none for this
@@ -263,9 +276,19 @@ class Registry:
 
     def remember_superseded(self, supervisor: Supervisor) -> None:
         """Its handle is to be told StaleLease from now on."""
-        self._superseded[supervisor.environment_id] = supervisor.tenancy
-        while len(self._superseded) > SUPERSEDED_KEPT:
-            self._superseded.popitem(last=False)
+        self._remember(supervisor, None)
+
+    def enforce_budgets(self, supervisor: Supervisor) -> None:
+        """End an environment that has overrun a budget; its handle is told so from now on."""
+        budget = supervisor.account.exhausted
+        if budget is not None and not supervisor.is_ending:
+            self._remember(supervisor, budget)
+            supervisor.request_end(DestroyReason.BUDGET_EXHAUSTED)
+
+    def _remember(self, supervisor: Supervisor, budget: Budget | None) -> None:
+        self._ended[supervisor.environment_id] = _Ended(supervisor.tenancy, budget)
+        while len(self._ended) > ENDED_KEPT:
+            self._ended.popitem(last=False)
 
     # --- supervisors --------------------------------------------------------------------------
 
@@ -326,4 +349,10 @@ class Registry:
         ]
 
     def _end(self, environment_id: EnvironmentId, reason: DestroyReason) -> None:
-        self._table[environment_id].request_end(reason)
+        supervisor = self._table[environment_id]
+        if reason is DestroyReason.EXPIRED and supervisor.tenant is not None:
+            wall_seconds = supervisor.account.budgets.wall_seconds_max
+            if wall_seconds < self._settings.limits.environment_lifetime_seconds:
+                supervisor.account.time_is_up()
+                self._remember(supervisor, Budget.WALL)
+        supervisor.request_end(reason)

@@ -19,6 +19,7 @@ import trio
 
 from sbxd.audit.events import (
     AuditEvent,
+    BudgetWasExhausted,
     DestroyReason,
     EnvironmentDestroyed,
     EnvironmentDestroyFailed,
@@ -36,7 +37,14 @@ from sbxd.lifecycle.finalize import BudgetSpent, within
 from sbxd.lifecycle.journal import Journal, JournalState, JournalUnwritable, Tenancy
 from sbxd.lifecycle.machine import Event, State, transition
 from sbxd.lifecycle.verdict import End, Lost
-from sbxd.mechanism.protocol import Mechanism, MechanismError, Sandbox, SlotProfile
+from sbxd.mechanism.protocol import (
+    Mechanism,
+    MechanismError,
+    ProcessSurvived,
+    Sandbox,
+    SlotProfile,
+)
+from sbxd.policy.budgets import Account
 from sbxd.port.command import ExecutionResult, KillReason, Usage
 from sbxd.port.environment import EnvironmentHandle, EnvironmentSpec
 from sbxd.port.errors import EscapeCode
@@ -60,6 +68,7 @@ class Tenant:
 
     tenancy: Tenancy
     specification: EnvironmentSpec
+    account: Account
     taken_at: float
 
 
@@ -125,6 +134,12 @@ class Supervisor:
         """Only of an environment that a tenant has."""
         assert self.tenant is not None
         return self.tenant.specification
+
+    @property
+    def account(self) -> Account:
+        """What its tenant has been charged. Only of an environment that a tenant has."""
+        assert self.tenant is not None
+        return self.tenant.account
 
     @property
     def is_occupying(self) -> bool:
@@ -275,6 +290,8 @@ class Supervisor:
             await self._note(JournalState.DESTROYING)
             if self._is_abandoned:
                 await trio.sleep_forever()
+            if isinstance(problem, ProcessSurvived):
+                await self._audit_survivor()
             await self._emit_surely(
                 EnvironmentDestroyFailed(
                     environment_id=self.environment_id,
@@ -288,6 +305,19 @@ class Supervisor:
                 return problem
             await trio.sleep(pauses[attempt - 1])
             attempt += 1
+
+    async def _audit_survivor(self) -> None:
+        """Alert, once, that a process outlived the kill; unless a command's tree did already."""
+        if self.handle is None or self._escape is not None:
+            return
+        self._escape = Escape(
+            EscapeCode.PROCESS_SURVIVED, "a process outlived the destruction of its environment"
+        )
+        await self._emit_surely(
+            SandboxEscapeWasSuspected(
+                **self.identity(), code=self._escape.code, detail=self._escape.detail
+            )
+        )
 
     async def _try_to_destroy(self) -> MechanismError | None:
         if self._sandbox is not None:
@@ -335,6 +365,9 @@ class Supervisor:
             commands_run=self.commands_run,
             lifetime_ms=round((trio.current_time() - self.tenant.taken_at) * 1000),
             executing_ms=round(self.executing_seconds * 1000),
+            operations=self.account.operations,
+            returned_bytes=self.account.returned_bytes,
+            written_bytes=self.account.written_bytes,
         )
 
     async def _audit_reason(self) -> None:
@@ -355,6 +388,9 @@ class Supervisor:
                     **self.identity(), code=self._escape.code, detail=self._escape.detail
                 )
             )
+        budget = self.account.exhausted
+        if budget is not None:
+            await self._emit_surely(BudgetWasExhausted(**self.identity(), budget=budget))
         if self.end_reason is DestroyReason.EXPIRED:
             await self._emit_surely(
                 EnvironmentExpired(**self.identity(), expires_at=self.handle.expires_at)

@@ -2,8 +2,8 @@
 
 Invariants: pure. `decide` is compare-and-set: whoever is second changes nothing. `settle` may
 turn the main process's *own* end into MEMORY (a process of its tree was killed for memory behind
-its back) or OUTPUT_LIMIT (bytes beyond the cap were written before it ended and read after); it
-never turns one kill reason into another.
+its back), OUTPUT_LIMIT (bytes beyond the cap were written before it ended and read after) or DISK
+(it failed, and the volume had no room left); it never turns one kill reason into another.
 """
 
 from collections import deque
@@ -37,10 +37,10 @@ class Verdict:
         return True
 
 
-def settle(end: End, counters: Counters, *, output_exceeded: bool) -> End:
+def settle(end: End, counters: Counters, *, output_exceeded: bool, volume_exhausted: bool) -> End:
     """The end that is reported, once the tree is dead and its output has been read.
 
-    counters: read after the leaf was proven empty.
+    counters: read after the leaf was proven empty. volume_exhausted: `DiskWatch.was_exhausted`.
     """
     if not isinstance(end, CommandExit):
         return end
@@ -48,6 +48,8 @@ def settle(end: End, counters: Counters, *, output_exceeded: bool) -> End:
         return KillReason.MEMORY
     if output_exceeded:
         return KillReason.OUTPUT_LIMIT
+    if volume_exhausted and end.exit_code != 0:
+        return KillReason.DISK
     return end
 
 

@@ -20,6 +20,7 @@ from sbxd.launcher.channel import close_all
 from sbxd.launcher.requests import (
     LEAF_DESCRIPTORS,
     PREPARED_DESCRIPTORS,
+    STOP_PROOF,
     Assign,
     CgroupLimits,
     Destroy,
@@ -30,19 +31,22 @@ from sbxd.launcher.requests import (
 )
 from sbxd.launcher.requests import Leaf as LeafRequest
 from sbxd.mechanism.init_client import InitClient
-from sbxd.mechanism.launcher_client import LauncherClient
+from sbxd.mechanism.launcher_client import LauncherClient, LauncherRefused
 from sbxd.mechanism.leaf import Leaf
 from sbxd.mechanism.protocol import (
     Changes,
     CommandNotStarted,
     CommandSpec,
     MechanismError,
+    ProcessSurvived,
     SandboxLost,
     SlotProfile,
     StartFailure,
+    VolumeReading,
 )
 from sbxd.mechanism.running import NamespacesCommand, Streams
 from sbxd.mechanism.steward_client import StewardClient
+from sbxd.mechanism.volume import Volume
 from sbxd.policy.child_environment import IMAGE_PATH
 from sbxd.port.command import FileChange
 from sbxd.port.ids import EnvironmentId
@@ -108,6 +112,7 @@ class NamespacesSandbox:
         fds = dict(zip(PREPARED_DESCRIPTORS, descriptors, strict=False))
         self._first_leaf: Leaf | None = Leaf(1, descriptors[len(PREPARED_DESCRIPTORS) :])
         self._box_kill = fds["box_kill"]
+        self._volume = Volume(fds["volume"])
         self._owned = [fds[name] for name in PREPARED_DESCRIPTORS if not name.endswith("_channel")]
         self._init_socket = _socket(fds["init_channel"])
         self._init = InitClient(self._init_socket, self._lose)
@@ -224,10 +229,10 @@ class NamespacesSandbox:
     async def start(self, command: CommandSpec) -> NamespacesCommand:
         """Snapshot the workspace and start one command in the leaf that waits.
 
-        Raises CommandNotStarted, SandboxLost, MechanismError. Cancellation: what was started is
-        killed with its leaf.
+        Raises CommandNotStarted, SandboxLost, WorkspaceChanged, MechanismError. Cancellation:
+        what was started is killed with its leaf.
         """
-        await self._steward.snapshot()
+        self._volume.check(await self._steward.snapshot())
         leaf = await self._next_leaf()
         running: NamespacesCommand | None = None
         streams: Streams | None = None
@@ -319,6 +324,10 @@ class NamespacesSandbox:
 
     # --- the workspace ------------------------------------------------------------------------
 
+    def volume(self) -> VolumeReading | None:
+        """How full the volume is; None once the environment is released."""
+        return None if self._released else self._volume.read()
+
     async def changes(self, maximum: int) -> Changes:
         """What changed in the workspace since the snapshot of the last start()."""
         return await self._steward.changes(maximum)
@@ -341,9 +350,17 @@ class NamespacesSandbox:
 
 
 async def destroy_environment(client: LauncherClient, environment_id: EnvironmentId) -> None:
-    """Have the launcher kill, prove empty and erase. Raises MechanismError."""
-    with await client.request(lambda ticket: Destroy(ticket=ticket, environment_id=environment_id)):
-        pass
+    """Have the launcher kill, prove empty and erase. Raises MechanismError, as ProcessSurvived
+    when processes outlived the kill."""
+    try:
+        with await client.request(
+            lambda ticket: Destroy(ticket=ticket, environment_id=environment_id)
+        ):
+            pass
+    except LauncherRefused as problem:
+        if (problem.step, problem.errno) == (STOP_PROOF, errno.ETIMEDOUT):
+            raise ProcessSurvived(problem.step, problem.errno, problem.detail) from None
+        raise
 
 
 def _socket(descriptor: int) -> trio.socket.SocketType:

@@ -32,6 +32,14 @@ class SandboxLost(MechanismError):
     """Init, the steward or the launcher of this environment is gone."""
 
 
+class ProcessSurvived(MechanismError):
+    """Processes of the environment outlived the kill of all of them."""
+
+
+class WorkspaceChanged(MechanismError):
+    """The workspace is not the volume that the environment was prepared with."""
+
+
 class StartFailure(StrEnum):
     NOT_FOUND = "NOT_FOUND"
     NOT_EXECUTABLE = "NOT_EXECUTABLE"
@@ -76,6 +84,20 @@ class Counters:
     pids_peak: int | None = None
     memory_peak_bytes: int | None = None
     cpu_usage_us: int | None = None
+
+
+@dataclass(frozen=True)
+class VolumeReading:
+    """What the file system itself says of the workspace's volume.
+
+    left: what may still be allocated. total: the limits, as the file system shows them.
+    """
+
+    bytes_left: int
+    bytes_used: int
+    bytes_total: int
+    inodes_left: int
+    inodes_total: int
 
 
 @dataclass(frozen=True)
@@ -151,7 +173,12 @@ class Sandbox(Protocol):
 
     async def start(self, command: CommandSpec) -> RunningCommand:
         """Start one command (in a leaf of its own). Raises CommandNotStarted, SandboxLost,
-        MechanismError. Takes the workspace snapshot first."""
+        WorkspaceChanged, MechanismError. Takes the workspace snapshot first."""
+        ...
+
+    def volume(self) -> VolumeReading | None:
+        """Read how full the volume is. Non-blocking; None where it cannot be read (any more)
+        without asking anybody. Raises MechanismError when the file system refuses to say."""
         ...
 
     async def changes(self, maximum: int) -> Changes:
@@ -179,7 +206,8 @@ class Sandbox(Protocol):
         ...
 
     async def destroy(self) -> None:
-        """Kill, prove empty, erase. Idempotent. Raises MechanismError when not proven."""
+        """Kill, prove empty, erase. Idempotent. Raises MechanismError when not proven, as
+        ProcessSurvived when processes outlived the kill."""
         ...
 
 

@@ -130,10 +130,12 @@ class StewardClient:
         self._abandoned: set[int] = set()
         self._broken = False
 
-    async def snapshot(self) -> None:
-        """Remember the workspace as it is: a command is about to start."""
+    async def snapshot(self) -> tuple[int, int]:
+        """Remember the workspace as it is: a command is about to start. Device and inode of the
+        root that the steward walks."""
         with _of_the_whole("snapshot"):
-            await self._ask(frames.Snapshot())
+            end = await self._ask(frames.Snapshot())
+        return end.first, end.second
 
     async def changes(self, maximum: int) -> Changes:
         """What changed since the snapshot, the first `maximum` entries by path.

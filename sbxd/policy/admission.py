@@ -6,6 +6,7 @@ and the ceiling; nothing is lowered, dropped or substituted to make a specificat
 
 from collections.abc import Container
 
+from sbxd.policy.budgets import admit_budgets
 from sbxd.policy.child_environment import check_specification
 from sbxd.policy.egress import (
     DestinationInvalid,
@@ -45,6 +46,7 @@ def admit(
             field="image_digest",
         )
     admit_limits(specification.limits, settings.limits.ceilings)
+    admit_budgets(specification.budgets, settings.limits.budgets)
     admit_egress(specification.egress, settings.egress)
     check_specification(specification.environment, settings.process_environment.operator_names)
 

@@ -82,23 +82,31 @@ class Evidence(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The kernel's counters of the command's own leaf that a kill reason rests on.
 
     oom_kill: processes the kernel killed for memory. pids_max_events: refused forks. The leaf's
-    counters start at zero with the command.
+    counters start at zero with the command. workspace_bytes_left, workspace_inodes_left: the
+    fewest that a reading of the volume has shown; None where it is not read.
     """
 
     oom_kill: int = 0
     oom_group_kill: int = 0
     pids_max_events: int = 0
     effective_timeout_ms: int = 0
+    workspace_bytes_left: int | None = None
+    workspace_inodes_left: int | None = None
 
 
 class Usage(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What the command used; None where this host cannot measure it."""
+    """What the command used; None where this host cannot measure it.
+
+    workspace_bytes, workspace_inodes: in use after it. workspace_bytes_peak: the most that a
+    reading has shown while it ran.
+    """
 
     cpu_ms: int | None = None
     memory_peak_bytes: int | None = None
     pids_peak: int | None = None
     workspace_bytes: int | None = None
     workspace_inodes: int | None = None
+    workspace_bytes_peak: int | None = None
 
 
 class ExecutionResult(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

@@ -15,7 +15,7 @@ from msgspec import Meta, Struct
 from sbxd.port.command import ExecutionCommand, ExecutionResult
 from sbxd.port.egress import EgressPolicy
 from sbxd.port.ids import EnvironmentIdField, LeaseEpochField, RunIdField, TenantIdField
-from sbxd.port.limits import ResourceLimits
+from sbxd.port.limits import EnvironmentBudgets, ResourceLimits
 
 WORKSPACE_ROOT = PurePosixPath("/workspace")
 
@@ -39,6 +39,7 @@ class EnvironmentSpec(Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
 
     image_digest: the OCI manifest digest, never a tag. environment: already built by the worker's
     side (`sbxd.policy.child_environment`); the service adds nothing of its own to it but tier 2.
+    budgets: None for the operator's.
     """
 
     tenant_id: TenantIdField
@@ -51,6 +52,7 @@ class EnvironmentSpec(Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
         Mapping[EnvironmentNameField, EnvironmentValueField], Meta(max_length=256)
     ]
     bridge: BridgeEndpoint | None
+    budgets: EnvironmentBudgets | None = None
 
 
 class EnvironmentHandle(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

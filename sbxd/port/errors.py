@@ -31,6 +31,7 @@ class RejectedCode(StrEnum):
     ENVIRONMENT_GONE = "ENVIRONMENT_GONE"
     STALE_LEASE = "STALE_LEASE"
     RUN_BUDGET_TOO_LOW = "RUN_BUDGET_TOO_LOW"
+    BUDGET_EXHAUSTED = "BUDGET_EXHAUSTED"
     NOT_AUTHORIZED = "NOT_AUTHORIZED"
     PROTOCOL = "PROTOCOL"
     UNSUPPORTED = "UNSUPPORTED"
@@ -104,6 +105,13 @@ class RunBudgetTooLow(ExecutionRejected):
 
     def __init__(self, detail: str) -> None:
         super().__init__(RejectedCode.RUN_BUDGET_TOO_LOW, detail, field="timeout_seconds")
+
+
+class BudgetExhausted(ExecutionRejected):
+    """The environment has used up a budget and has ended: every call on it is told so."""
+
+    def __init__(self, detail: str, *, field: str | None = None) -> None:
+        super().__init__(RejectedCode.BUDGET_EXHAUSTED, detail, field=field)
 
 
 class SandboxEscapeSuspected(PortError):

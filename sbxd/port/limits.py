@@ -1,4 +1,4 @@
-"""The limits of one environment.
+"""The limits and budgets of one environment.
 
 Invariant: no field has a default here. A limit that is forgotten is a decoding error and never
 "unlimited"; defaults and ceilings belong to the configuration (S1, "Resource limits, as
@@ -27,3 +27,16 @@ class ResourceLimits(Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     workspace_bytes: Annotated[int, Meta(ge=1 * MIB, le=2**50)]
     inodes_max: Annotated[int, Meta(ge=16, le=2**32)]
     wall_clock_seconds: Annotated[int, Meta(ge=1, le=86_400)]
+
+
+class EnvironmentBudgets(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What one environment may do in all; beyond one of them it ends (`BudgetExhausted`).
+
+    operations_max: attempts to execute and to use the workspace, also when they are denied.
+    returned_bytes_max: output of commands and content of files that go back to the worker.
+    wall_seconds_max: how long it may live; shorter than the service's own lifetime or not.
+    """
+
+    operations_max: Annotated[int, Meta(ge=1, le=10**9)]
+    returned_bytes_max: Annotated[int, Meta(ge=1, le=2**50)]
+    wall_seconds_max: Annotated[int, Meta(ge=1, le=604_800)]

@@ -13,12 +13,13 @@ from typing import Protocol, assert_never
 
 import msgspec
 
-from sbxd.audit.events import AuditEvent, RequestRejected, RequestUnserved
+from sbxd.audit.events import AuditEvent, PathDenied, RequestRejected, RequestUnserved
 from sbxd.audit.sink import AuditSink, AuditUnavailable
 from sbxd.lifecycle.environments import Environments, Peer, PeerRole
 from sbxd.policy.command import validate_command
 from sbxd.policy.containment import relative_bytes
 from sbxd.policy.images import default_image
+from sbxd.policy.violations import violation_of
 from sbxd.port.command import ExecutionCommand
 from sbxd.port.environment import EnvironmentHandle
 from sbxd.port.errors import (
@@ -113,6 +114,16 @@ class Dispatch:
         try:
             return await self._answer(peer, request, exchange)
         except WorkspaceEscape as error:
+            environment_id, tenant_id, run_id = _about(request)
+            await self._record(
+                PathDenied(
+                    verb=_verb(request),
+                    peer_uid=peer.uid,
+                    environment_id=environment_id,
+                    tenant_id=tenant_id,
+                    run_id=run_id,
+                )
+            )
             return m.WorkspaceEscaped(request_id=request_id, detail=error.detail)
         except WorkspaceError as error:
             return m.WorkspaceFailed(request_id=request_id, code=error.code, detail=error.detail)
@@ -152,6 +163,7 @@ class Dispatch:
                 assert_never(request)
 
     async def _execute(self, peer: Peer, request: m.Execute, exchange: Exchange) -> m.TerminalReply:
+        self._environments.attempt(peer, request.handle)
         wire = request.command
         command = ExecutionCommand(
             argv=tuple(word.decode("utf-8", "surrogateescape") for word in wire.argv),
@@ -193,6 +205,7 @@ class Dispatch:
         request: m.WorkspaceRead | m.WorkspaceWrite | m.WorkspaceList | m.WorkspaceProvenanceQuery,
         exchange: Exchange,
     ) -> m.TerminalReply:
+        self._environments.attempt(peer, request.handle)
         path = relative_bytes(request.path)
         match request:
             case m.WorkspaceRead():
@@ -311,6 +324,7 @@ class Dispatch:
                     RequestRejected(
                         verb=_verb(request),
                         code=error.code,
+                        violation=violation_of(error),
                         detail=error.detail,
                         peer_uid=peer.uid,
                         field=error.field,

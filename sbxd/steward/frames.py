@@ -97,7 +97,8 @@ class Stop:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """Remember the tree: a command is about to run."""
+    """Remember the tree: a command is about to run. END's `first` and `second` are device and
+    inode of the tree's root."""
 
 
 @dataclass(frozen=True)

@@ -125,7 +125,8 @@ class Steward:
         match request:
             case frames.Snapshot():
                 self._history.snapshot()
-                return End(Status.OK)
+                root = os.fstat(self._root_fd)
+                return End(Status.OK, first=root.st_dev, second=root.st_ino)
             case frames.Changes():
                 return self._changes(request)
             case frames.Read():

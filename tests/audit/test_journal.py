@@ -9,15 +9,16 @@ from typing import Any
 
 import pytest
 
+from sbxd.audit.argv import describe_argv
 from sbxd.audit.events import (
     EVENT_TYPES,
     CommandStarted,
     OrphanDestroyed,
     RequestRejected,
-    describe_argv,
 )
 from sbxd.audit.journald import JournaldSink
 from sbxd.policy.timeouts import TimeoutBound
+from sbxd.policy.violations import ViolationCode
 from sbxd.port.errors import RejectedCode
 from sbxd.port.ids import EnvironmentId, RunId, TenantId
 from sbxd.settings import Settings
@@ -103,6 +104,7 @@ async def test_events_keep_their_order(environment_id: EnvironmentId) -> None:
             RequestRejected(
                 verb="execute",
                 code=RejectedCode.ENVIRONMENT_GONE,
+                violation=ViolationCode.HANDLE_DENIED,
                 detail=str(number),
                 peer_uid=0,
                 environment_id=environment_id,

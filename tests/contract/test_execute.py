@@ -14,7 +14,7 @@ from sbxd.port.errors import (
 )
 from sbxd.port.limits import MIB
 from sbxd.wire.messages import OutputStream
-from tests.contract.subjects import Subject, created, sha256
+from tests.contract.subjects import LIMITS, Subject, created, sha256
 
 Clock = MockClock | None
 
@@ -302,3 +302,15 @@ async def test_what_a_killed_command_wrote_is_reported(subject: Subject, clock: 
     assert result.killed_by is KillReason.OUTPUT_LIMIT
     assert result.files_changed == ()
     assert after.stdout == b"1"
+
+
+async def test_more_files_than_the_volume_takes_is_disk(subject: Subject, clock: Clock) -> None:
+    async with subject.provisioned() as handle:
+        result = await subject.run(handle, subject.commands.write_files(LIMITS.inodes_max + 100))
+        after = await subject.run(handle, subject.commands.write(stdout="alive"))
+    assert result.killed_by is KillReason.DISK
+    assert result.exit_code is None
+    assert result.evidence.workspace_inodes_left == 0
+    assert result.evidence.workspace_bytes_left is not None
+    assert result.evidence.workspace_bytes_left > 0
+    assert after.stdout == b"alive"

@@ -63,7 +63,8 @@ FIELD_EXCEPTIONS = {
 # What is raised or sent across the port, and what a mechanism hands to the layer that does.
 ERRORS = frozenset(
     {
-        "CommandNotStarted", "EscapeSuspected", "ExecutionRejected", "ExecutionUnavailable",
+        "BudgetExhausted", "CommandNotStarted", "EscapeSuspected", "ExecutionRejected",
+        "ExecutionUnavailable",
         "Failed", "MechanismError", "Rejected", "RunBudgetTooLow", "RunFailed",
         "SandboxEscapeSuspected", "SandboxLost", "StaleLease", "Unavailable", "WorkspaceError",
         "WorkspaceEscape", "WorkspaceEscaped", "WorkspaceFailed",

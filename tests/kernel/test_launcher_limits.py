@@ -25,6 +25,7 @@ limits_strategy = st.builds(
 def test_a_leaf_gets_exactly_the_limits_of_the_specification() -> None:
     assert cgroup.limit_files(LIMITS, ALL) == [
         ("memory.swap.max", "0"),
+        ("memory.high", str(67108864 * 19 // 20 + 1)),
         ("memory.max", "67108864"),
         ("pids.max", "32"),
         ("cpu.max", "150000 100000"),
@@ -46,6 +47,19 @@ def test_the_box_is_never_smaller_than_its_leaf(limits: CgroupLimits) -> None:
     assert box.memory_bytes >= limits.memory_bytes
     assert box.pids_max >= limits.pids_max
     assert box.cpu_millicores >= limits.cpu_millicores
+
+
+@given(limits_strategy)
+def test_reclaim_begins_below_the_limit_and_near_it(limits: CgroupLimits) -> None:
+    below = limits.memory_bytes - cgroup.memory_high_bytes(limits.memory_bytes)
+    assert 0 < below <= cgroup.HIGH_MARGIN_BYTES_MAX
+    assert below <= limits.memory_bytes / 20
+
+
+@given(limits_strategy)
+def test_a_share_is_one_that_the_kernel_takes(limits: CgroupLimits) -> None:
+    assert 1 <= cgroup.cpu_weight(limits.cpu_millicores) <= 10_000
+    assert cgroup.cpu_weight(1000) == 100
 
 
 @given(limits_strategy)
@@ -86,6 +100,7 @@ def test_the_scope_is_made_of_these_properties() -> None:
         ("MemorySwapMax", "t", 0),
         ("TasksMax", "t", LIMITS.pids_max + cgroup.HEADROOM.pids),
         ("CPUQuotaPerSecUSec", "t", (1500 + cgroup.HEADROOM.cpu_millicores) * 1000),
+        ("CPUWeight", "t", 150),
     ]
 
 

@@ -21,6 +21,7 @@ from sbxd.mechanism.protocol import (
     Orphan,
     SandboxLost,
     SlotProfile,
+    VolumeReading,
 )
 from sbxd.port.command import FileChange
 from sbxd.port.errors import WorkspaceCode, WorkspaceError
@@ -29,6 +30,13 @@ from sbxd.port.limits import ResourceLimits
 from sbxd.port.workspace import WorkspaceProvenance
 from sbxd.wire.messages import PostureItem
 
+ROOMY = VolumeReading(
+    bytes_left=32 << 20,
+    bytes_used=4096,
+    bytes_total=(32 << 20) + 4096,
+    inodes_left=99,
+    inodes_total=100,
+)
 QUIET = Changes(entries=(), truncated=False, workspace_bytes=4096, workspace_inodes=1)
 
 
@@ -39,7 +47,7 @@ class Behaviour:
     output: (at second, stream, bytes). holds_pipes: a background process keeps the pipes open
     until the leaf is killed. counters: (at second, reading); the last one holds afterwards.
     lost_at: init dies then. dies: False leaves a process that no kill ends. last_words: written
-    when the kill arrives.
+    when the kill arrives. volume: as counters, ROOMY before the first.
     """
 
     seconds: float | None = 0.0
@@ -53,6 +61,7 @@ class Behaviour:
     changes: Changes = QUIET
     not_started: CommandNotStarted | None = None
     start_seconds: float = 0.0
+    volume: Sequence[tuple[float, VolumeReading]] = ()
 
 
 @dataclass
@@ -87,6 +96,9 @@ class DoubleCommand:
 
     def _is_past(self, second: float) -> bool:
         return trio.current_time() >= self._started_at + second
+
+    def has_run_for(self, seconds: float) -> bool:
+        return self._is_past(seconds)
 
     def _advance(self) -> None:
         while self._pending and self._is_past(self._pending[0][0]):
@@ -201,6 +213,7 @@ class DoubleSandbox:
         self._lost_part = "init"
         self.changes_fail = False
         self.steward_is_gone = False
+        self.reading: VolumeReading | None = ROOMY  # before the first command
 
     async def assign(self, limits: ResourceLimits) -> None:
         await self.owner.call("assign")
@@ -218,6 +231,14 @@ class DoubleSandbox:
         running = DoubleCommand(self, command, behaviour)
         self.commands.append(running)
         return running
+
+    def volume(self) -> VolumeReading | None:
+        reading = self.reading
+        for command in self.commands:
+            for at, later in command.behaviour.volume:
+                if command.has_run_for(at):
+                    reading = later
+        return reading
 
     async def changes(self, maximum: int) -> Changes:
         await self.owner.call("changes")

@@ -8,7 +8,11 @@ from sbxd.mechanism.protocol import CommandExit, Counters
 from sbxd.port.command import KillReason
 
 EXIT = CommandExit(exit_code=0, signal=None)
-ends = st.one_of(st.sampled_from(list(KillReason)), st.just(EXIT), st.builds(Lost))
+FAILED = CommandExit(exit_code=1, signal=None)
+DIED = CommandExit(exit_code=None, signal=7)
+ends = st.one_of(
+    st.sampled_from(list(KillReason)), st.sampled_from((EXIT, FAILED, DIED)), st.builds(Lost)
+)
 
 
 @given(st.lists(ends, min_size=1))
@@ -18,17 +22,23 @@ def test_the_first_end_stands(told: list[End]) -> None:
     assert verdict.end is told[0]
 
 
-@given(ends, st.sampled_from([None, 0, 3]), st.booleans())
-def test_only_an_own_end_is_corrected(end: End, oom_kill: int | None, exceeded: bool) -> None:
-    settled = settle(end, Counters(oom_kill=oom_kill), output_exceeded=exceeded)
-    if end is not EXIT:
+@given(ends, st.sampled_from([None, 0, 3]), st.booleans(), st.booleans())
+def test_only_an_own_end_is_corrected(
+    end: End, oom_kill: int | None, exceeded: bool, full: bool
+) -> None:
+    settled = settle(
+        end, Counters(oom_kill=oom_kill), output_exceeded=exceeded, volume_exhausted=full
+    )
+    if not isinstance(end, CommandExit):
         assert settled is end
     elif oom_kill:
         assert settled is KillReason.MEMORY
     elif exceeded:
         assert settled is KillReason.OUTPUT_LIMIT
+    elif full and end is not EXIT:
+        assert settled is KillReason.DISK
     else:
-        assert settled is EXIT
+        assert settled is end
 
 
 @given(

@@ -13,9 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sbxd.audit import events
+from sbxd.audit.argv import describe_argv
 from sbxd.audit.encode import VALUE_BYTES_MAX, Field, encode, printable, serialize, summary
-from sbxd.audit.events import EVENT_TYPES, AuditEvent, EnvironmentEvent, describe_argv
+from sbxd.audit.events import EVENT_TYPES, AuditEvent, EnvironmentEvent, RequestEvent
 from sbxd.policy.timeouts import TimeoutBound
+from sbxd.policy.violations import ViolationCode
 from sbxd.port.command import Evidence, KillReason, Usage
 from sbxd.port.errors import RejectedCode
 from sbxd.port.ids import EnvironmentId, RunId, TenantId
@@ -88,7 +90,11 @@ def every_subclass(base: type[AuditEvent]) -> set[type[AuditEvent]]:
 
 
 def test_every_event_is_listed_and_has_an_id_of_its_own() -> None:
-    assert set(EVENT_TYPES) == every_subclass(AuditEvent) - {AuditEvent, EnvironmentEvent}
+    assert set(EVENT_TYPES) == every_subclass(AuditEvent) - {
+        AuditEvent,
+        EnvironmentEvent,
+        RequestEvent,
+    }
     ids = [kind.MESSAGE_ID for kind in EVENT_TYPES]
     assert len(set(ids)) == len(ids)
     assert all(re.fullmatch(r"[0-9a-f]{12}4[0-9a-f]{3}[89ab][0-9a-f]{15}", each) for each in ids)
@@ -224,6 +230,7 @@ def test_any_text_round_trips_through_the_native_protocol(field: str, detail: st
     event = events.RequestRejected(
         verb="provision",
         code=RejectedCode.LIMIT_ABOVE_CEILING,
+        violation=ViolationCode.LIMIT_DENIED,
         detail=detail.encode("utf-8", "ignore").decode(),
         field=field.encode("utf-8", "ignore").decode(),
         peer_uid=1000,

@@ -1,7 +1,7 @@
 """Every limit is enforced by the kernel and reported with its reason, in a live environment.
 
-Source: gate.sandbox.limits_enforced (without DISK, which comes with the volume's evidence), DESIGN
-section 3, CASES RES-01, RES-03, RES-05, RES-06, RES-07.
+Source: gate.sandbox.limits_enforced (DISK is `test_disk.py`), DESIGN section 3, CASES RES-01,
+RES-03, RES-05, RES-06, RES-07.
 """
 
 import os

@@ -21,6 +21,7 @@ from sbxd.launcher.requests import CgroupLimits
 
 CONTROLLERS = ("cpu", "memory", "pids")
 PERIOD_US = 100_000
+HIGH_MARGIN_BYTES_MAX = 16 * 1024 * 1024
 _FILE_BYTES_MAX = 64 * 1024
 # The kernel tells of a cgroup file at most every 10 ms, later changes by a timer that the removal
 # of the cgroup deletes; so the last word about a removed cgroup may never come.
@@ -54,6 +55,7 @@ def limit_files(limits: CgroupLimits, controllers: frozenset[str]) -> list[tuple
     files: list[tuple[str, str]] = []
     if "memory" in controllers:
         files.append(("memory.swap.max", "0"))
+        files.append(("memory.high", str(memory_high_bytes(limits.memory_bytes))))
         files.append(("memory.max", str(limits.memory_bytes)))
     if "pids" in controllers:
         files.append(("pids.max", str(limits.pids_max)))
@@ -61,6 +63,18 @@ def limit_files(limits: CgroupLimits, controllers: frozenset[str]) -> list[tuple
         quota_us = max(limits.cpu_millicores * PERIOD_US // 1000, 1000)
         files.append(("cpu.max", f"{quota_us} {PERIOD_US}"))
     return files
+
+
+def memory_high_bytes(maximum: int) -> int:
+    """Where the kernel begins to reclaim and to slow the cgroup down: 5 % below the limit, and
+    never so far below that a program without anything to reclaim is slowed for long before it is
+    killed (the delay grows with the square of the excess)."""
+    return maximum - min(maximum // 20, HIGH_MARGIN_BYTES_MAX)
+
+
+def cpu_weight(cpu_millicores: int) -> int:
+    """The share of a busy host: what was asked for, with the kernel's default at one core."""
+    return min(max(cpu_millicores // 10, 1), 10_000)
 
 
 def unenforced(controllers: frozenset[str]) -> tuple[str, ...]:

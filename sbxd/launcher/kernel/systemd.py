@@ -59,6 +59,7 @@ def scope_properties(
         (b"MemorySwapMax", b"t", 0),
         (b"TasksMax", b"t", ceiling.pids_max),
         (b"CPUQuotaPerSecUSec", b"t", ceiling.cpu_millicores * 1000),
+        (b"CPUWeight", b"t", cgroup.cpu_weight(limits.cpu_millicores)),
     ]
 
 
