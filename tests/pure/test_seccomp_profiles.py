@@ -13,7 +13,14 @@ from sbxd.launcher.kernel.seccomp import (
     compile_profile,
     profile_text,
 )
-from tests.pure.seccomp_machine import ALLOW, I386, KILL_PROCESS, X32_BIT, Program, describe
+from sbxd.launcher.kernel.seccomp_machine import (
+    ALLOW,
+    I386,
+    KILL_PROCESS,
+    X32_BIT,
+    Program,
+    describe,
+)
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 LAST = 1023
