@@ -29,8 +29,10 @@ class Capability(IntEnum):
 # NOROOT, NO_SETUID_FIXUP, NO_CAP_AMBIENT_RAISE set; KEEP_CAPS clear; all four locked.
 SECUREBITS_LOCKED = 0b1110_1111
 _LAST_CAPABILITY_MAX = 63
-# SIGKILL and SIGSTOP cannot be handled; 32 and 33 are the C library's, which refuses them.
-_NOT_OURS = (signal.SIGKILL, signal.SIGSTOP, 32, 33)
+# SIGKILL and SIGSTOP cannot be handled. 32 and 33 are the C library's, which refuses to set them,
+# though whoever started the launcher may have left them ignored.
+_UNCHANGEABLE = (signal.SIGKILL, signal.SIGSTOP)
+_OF_THE_LIBRARY = (32, 33)
 
 
 def mask(*capabilities: Capability) -> int:
@@ -121,7 +123,9 @@ def reset_signals() -> None:
     that is shared until it is written to.
     """
     for number in range(1, signal.NSIG):
-        if number not in _NOT_OURS:
+        if number in _OF_THE_LIBRARY:
+            syscalls.rt_sigaction_default(number)
+        elif number not in _UNCHANGEABLE:
             syscalls.signal_default(number)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
 

@@ -21,14 +21,14 @@ _X86_64: Final = {
     "capget": 125, "capset": 126, "keyctl": 250, "unshare": 272, "setns": 308, "seccomp": 317,
     "signalfd4": 289, "execve": 59, "open_tree": 428, "move_mount": 429, "fsopen": 430,
     "fsconfig": 431, "fsmount": 432, "clone3": 435, "close_range": 436, "openat2": 437,
-    "mount_setattr": 442,
+    "mount_setattr": 442, "rt_sigaction": 13,
 }  # fmt: skip
 _AARCH64: Final = {
     "mount": 40, "umount2": 39, "pivot_root": 41, "setdomainname": 162, "prctl": 167,
     "capget": 90, "capset": 91, "keyctl": 219, "unshare": 97, "setns": 268, "seccomp": 277,
     "signalfd4": 74, "execve": 221, "open_tree": 428, "move_mount": 429, "fsopen": 430,
     "fsconfig": 431, "fsmount": 432, "clone3": 435, "close_range": 436, "openat2": 437,
-    "mount_setattr": 442,
+    "mount_setattr": 442, "rt_sigaction": 134,
 }  # fmt: skip
 NUMBERS: Final = {"x86_64": _X86_64, "aarch64": _AARCH64}
 
@@ -290,6 +290,11 @@ def signal_default(number: int) -> None:
     if _LIBC.signal(number, None) == ctypes.c_void_p(-1).value:
         code = ctypes.get_errno()
         raise OSError(code, os.strerror(code), "signal")
+
+
+def rt_sigaction_default(number: int) -> None:
+    """SIG_DFL for a signal that the C library keeps to itself: a zeroed struct sigaction."""
+    _call("rt_sigaction", _long(number), bytes(32), None, ctypes.c_size_t(8))
 
 
 def setdomainname(name: bytes) -> None:

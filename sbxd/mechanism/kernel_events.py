@@ -13,6 +13,9 @@ import stat
 import trio
 
 _BYTES_MAX = 16 * 1024
+# The kernel tells of a cgroup file at most every 10 ms, later changes by a timer that the removal
+# of the cgroup deletes; so the last word about a removed cgroup may never come.
+RECHECK_SECONDS = 0.02
 
 
 class BadCounter(ValueError):
@@ -102,6 +105,7 @@ async def wait_unpopulated(descriptor: int) -> None:
     watch = Watch(descriptor)
     try:
         while is_populated(descriptor):
-            await watch.wait()
+            with trio.move_on_after(RECHECK_SECONDS):
+                await watch.wait()
     finally:
         watch.close()

@@ -24,7 +24,7 @@ class Leaf:
             close_all(descriptors)
             raise MechanismError("leaf", 0, "the launcher sent another number of descriptors")
         self.number = number
-        self._fds = dict(zip(LEAF_DESCRIPTORS, descriptors, strict=True))
+        self._fds: dict[str, int] = dict(zip(LEAF_DESCRIPTORS, descriptors, strict=True))
         self._absent = {
             name
             for name, descriptor in self._fds.items()

@@ -1,13 +1,19 @@
-"""How many a second, with ten at a time: each worker makes the next as soon as its last is gone."""
+"""How many a second, with ten at a time: each worker makes the next as soon as its last is gone.
+
+Beside the rate, which other work on the machine lowers, the CPU time of one cycle is measured, by
+the cgroups of those who work for it: what it allows at most does not depend on who else runs.
+"""
 
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
+import msgspec
 import trio
 from msgspec import Struct
 
 from tests.bench.daemon import Daemon, FreshSandbox, Profile, worker
+from tests.bench.memory import CGROUPS, service_group
 from tests.bench.peers import Peer
 from tests.bench.samples import Mark, Marks, OperationFailed, Summary, summarise
 from tests.bench.spawn import elapsed_ms
@@ -29,6 +35,8 @@ class Throughput(Struct, frozen=True, kw_only=True):
     failures: int
     cycle: Summary | None
     steps: dict[Mark, Summary]
+    # CPU time of each cycle in ms, by who spends it; empty for a peer.
+    cpu_ms: dict[str, float]
     reasons: tuple[str, ...]
 
 
@@ -37,6 +45,22 @@ class _Tally:
     values: dict[Mark, list[float]] = field(default_factory=dict)
     cycles: list[float] = field(default_factory=list)
     reasons: list[str] = field(default_factory=list)
+
+
+def cpu_ms() -> dict[str, float]:
+    """CPU time so far of all who work for a sandbox; of kernel threads, nothing. Raises
+    OperationFailed."""
+    groups = {
+        "daemon": service_group("sbxd.service"),
+        "launcher": service_group("sbxd-launcher.service"),
+        "sandboxes": CGROUPS / "sbx.slice",
+        "PID 1": CGROUPS / "init.scope",
+    }
+    found = {}
+    for name, group in groups.items():
+        fields = dict(line.split() for line in (group / "cpu.stat").read_text().splitlines())
+        found[name] = int(fields["usage_usec"]) / 1000
+    return found
 
 
 async def sandboxes(daemon: Daemon, profile: Profile, *, seconds: float) -> Throughput:
@@ -57,7 +81,12 @@ async def sandboxes(daemon: Daemon, profile: Profile, *, seconds: float) -> Thro
 
             await _repeat(cycle, tally, ends_at)
 
-    return await _together(profile, one_worker, tally, seconds)
+    before = cpu_ms()
+    found = await _together(profile, one_worker, tally, seconds)
+    spent = {name: used - before[name] for name, used in cpu_ms().items()}
+    return msgspec.structs.replace(
+        found, cpu_ms={name: used / max(found.done, 1) for name, used in spent.items()}
+    )
 
 
 async def commands(peer: Peer, *, seconds: float) -> Throughput:
@@ -105,5 +134,6 @@ async def _together(
         failures=len(tally.reasons),
         cycle=summarise(tally.cycles, failures=len(tally.reasons)),
         steps={mark: summary for mark, summary in summaries.items() if summary},
+        cpu_ms={},
         reasons=tuple(tally.reasons[:5]),
     )

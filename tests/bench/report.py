@@ -8,7 +8,8 @@ from tests.bench.memory import COUNTED_FIELDS, IdleMemory
 from tests.bench.results import Group, Results, Row
 from tests.bench.samples import PROFILE_MARKS, Mark, Summary
 
-RESULT_MARKS = (Mark.FIRST_BYTE, Mark.REPLY)
+# Destroying is off the clock of a request, and a caller waits for it all the same.
+RESULT_MARKS = (Mark.FIRST_BYTE, Mark.REPLY, Mark.DESTROY)
 
 
 class Detail(StrEnum):
@@ -115,6 +116,10 @@ def _throughput(found: Sequence[Throughput]) -> Iterator[str]:
             f"{each.per_second:>10.1f}{times}"
         )
     for each in found:
+        if each.cpu_ms:
+            shares = ", ".join(f"{name} {used:.1f}" for name, used in each.cpu_ms.items())
+            total = sum(each.cpu_ms.values())
+            yield f"    {each.tool}: CPU {total:.1f} ms a cycle ({shares})"
         for mark in (Mark.PROVISION, Mark.EXECUTE, Mark.DESTROY):
             summary = each.steps.get(mark)
             if summary is not None:

@@ -19,7 +19,8 @@ class Pace(StrEnum):
 
 
 class Mark(StrEnum):
-    """What a time is measured to, from the request; the last five are steps for the profile."""
+    """What a time is measured to, from the request; FIRST_BYTE, REPLY and DESTROY are
+    results, the others steps for the profile."""
 
     FIRST_BYTE = "first byte"
     REPLY = "reply"
@@ -38,7 +39,6 @@ PROFILE_MARKS = (
     Mark.DAEMON,
     Mark.TO_OUTPUT,
     Mark.AFTER_OUTPUT,
-    Mark.DESTROY,
 )
 
 

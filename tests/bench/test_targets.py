@@ -86,7 +86,14 @@ def test_the_report_shows_every_part_and_counts_failures() -> None:
     )
     assert results.failures == 3
     text = render(results, Detail.PROFILE)
-    for part in ("2.25", "MISSED", "crun run true: exit 1", "exec: no crun", "3 operations failed"):
+    for part in (
+        "2.25",
+        "CPU 32.5 ms a cycle",
+        "MISSED",
+        "crun run true: exit 1",
+        "exec: no crun",
+        "3 operations failed",
+    ):
         assert part in text
 
 
@@ -100,6 +107,7 @@ def rate(per_second: float) -> Throughput:
         failures=1,
         cycle=None,
         steps={},
+        cpu_ms={"daemon": 6.0, "launcher": 26.5},
         reasons=("exit 1",),
     )
 

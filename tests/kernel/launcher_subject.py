@@ -33,7 +33,7 @@ LIMITS = ResourceLimits(
     inodes_max=1024,
     wall_clock_seconds=60,
 )
-WAIT_SECONDS = 60
+WAIT_SECONDS = 20
 
 
 def fresh_id() -> EnvironmentId:

@@ -123,6 +123,19 @@ def test_an_image_is_unpacked_with_the_owners_of_its_block(
 
 
 @root
+def test_what_the_layers_do_not_name_can_be_entered_by_everybody(state: Path) -> None:
+    digest = put_image(state, tar_of((entry("usr/lib/file"), b"x")))
+    before = os.umask(0o077)  # the launcher's
+    try:
+        images.unpack(digest)
+    finally:
+        os.umask(before)
+    tree = rootfs(state, digest)
+    for directory in (tree, tree / "usr", tree / "usr" / "lib", tree / "workspace"):
+        assert stat.S_IMODE(directory.stat().st_mode) == 0o755
+
+
+@root
 def test_a_later_layer_removes_what_its_whiteouts_name(state: Path) -> None:
     lower = tar_of(
         (entry("a/", tarfile.DIRTYPE, mode=0o755), b""),

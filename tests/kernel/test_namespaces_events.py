@@ -174,6 +174,25 @@ async def test_a_removed_cgroup_is_empty(cgroup: Path) -> None:
     os.close(events)
 
 
+@pytest.mark.needs("cgroup2", "root")
+async def test_emptiness_is_seen_when_the_cgroup_is_removed_before_the_kernel_tells(
+    cgroup: Path,
+) -> None:
+    for _ in range(20):
+        child = cgroup / "child"
+        child.mkdir()
+        pid = process_in(child)  # the file has just changed: the next word comes by a timer
+        events = os.open(child / "cgroup.events", os.O_RDONLY)
+        with trio.fail_after(10):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(kernel_events.wait_unpopulated, events)
+                await trio.testing.wait_all_tasks_blocked()
+                os.kill(pid, signal.SIGKILL)
+                assert reap(pid) == signal.SIGKILL
+                os.rmdir(child)
+        os.close(events)
+
+
 @pytest.mark.needs("cgroup2", "root", "limits")
 async def test_a_refused_fork_ends_the_wait(cgroup: Path) -> None:
     (cgroup / "pids.max").write_text("1")

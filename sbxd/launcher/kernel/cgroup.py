@@ -22,6 +22,9 @@ from sbxd.launcher.requests import CgroupLimits
 CONTROLLERS = ("cpu", "memory", "pids")
 PERIOD_US = 100_000
 _FILE_BYTES_MAX = 64 * 1024
+# The kernel tells of a cgroup file at most every 10 ms, later changes by a timer that the removal
+# of the cgroup deletes; so the last word about a removed cgroup may never come.
+_RECHECK_MS = 20
 
 
 class Headroom(NamedTuple):
@@ -203,7 +206,7 @@ def wait_empty(directory: int, deadline: float) -> bool:
             left_ms = int((deadline - time.monotonic()) * 1000)
             if left_ms <= 0:
                 return False
-            poll.poll(left_ms)
+            poll.poll(min(left_ms, _RECHECK_MS))
     finally:
         os.close(events)
 

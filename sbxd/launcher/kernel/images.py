@@ -174,7 +174,9 @@ def _document(blobs: int, digest: str, what: str) -> bytes:
 
 
 def _extract_all(store: int, target: str, blobs: int, manifest: Manifest) -> None:
-    os.mkdir(target, 0o755, dir_fd=store)
+    os.mkdir(target, dir_fd=store)
+    # Also when the layers say nothing of their root.
+    os.chmod(target, 0o755, dir_fd=store)  # noqa: S103
     os.chown(target, uids.IMAGE_BASE, uids.IMAGE_BASE, dir_fd=store)
     root = os.open(target, os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW, dir_fd=store)
     text = mounts.map_text([(0, uids.IMAGE_BASE, uids.IMAGE_BLOCK_SIZE)])
@@ -223,6 +225,7 @@ def _child(parent: int, root: int, namespace: int, source: int, media_type: str)
 
         # Above all the other end of the pipe: an end of file that is held open here never comes.
         process.close_all_but(root, namespace, source)
+        os.umask(0o022)
         os.setgroups([])
         syscalls.setns(namespace, syscalls.CLONE_NEWUSER)
         os.setresgid(0, 0, 0)
