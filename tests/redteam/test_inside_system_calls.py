@@ -86,6 +86,9 @@ REFUSED = {
 }
 
 
+@pytest.mark.case(
+    "ESC-08", "ESC-12", "ESC-13", "ESC-14", "KRN-01", "KRN-02", "KRN-03", "KRN-04", "KRN-14"
+)
 async def test_every_refused_call_is_answered_as_the_policy_says() -> None:
     assert platform.machine() == "x86_64"
     calls = {name: words for each in REFUSED.values() for name, words in each.items()}
@@ -104,6 +107,7 @@ async def test_the_probe_tells_a_call_that_works_from_one_that_does_not() -> Non
     assert found == ["ok", "ok", "EBADF", "ENOENT"]
 
 
+@pytest.mark.case("ESC-07")
 @pytest.mark.parametrize("name", NAMESPACES)
 async def test_no_namespace_can_be_made(name: str) -> None:
     flag = NAMESPACES[name]
@@ -127,6 +131,7 @@ answer([syscall(272, {flag}), by_clone, clone(0)])
     assert control == "ok"
 
 
+@pytest.mark.case("ESC-16", "KRN-07", "KRN-08")
 async def test_only_unix_and_tcp_sockets_can_be_made() -> None:
     source = """
 types = {"stream": 1, "dgram": 2, "raw": 3, "seqpacket": 5, "dccp": 6, "packet": 10}
@@ -159,6 +164,7 @@ answer([made, sorted(codes), pairs, named])
     assert set(named.values()) == {"EAFNOSUPPORT"}
 
 
+@pytest.mark.case("KRN-09")
 async def test_dangerous_socket_options_are_refused_and_ordinary_ones_work() -> None:
     source = """
 one = socket.socket()
@@ -178,6 +184,7 @@ answer([found, control])
     assert control == ["ok", "ok"]
 
 
+@pytest.mark.case("KRN-05")
 async def test_terminal_tricks_are_refused_also_with_high_bits() -> None:
     source = """
 requests = {"TIOCSTI": 0x5412, "TIOCLINUX": 0x541C, "TIOCSETD": 0x5423, "TIOCSCTTY": 0x540E,
@@ -198,6 +205,7 @@ answer([found, control, attempt(open, "/dev/tty"), attempt(os.openpty)])
     assert (tty, pty) == ("ENOENT", "ENOENT")
 
 
+@pytest.mark.case("KRN-10")
 async def test_personality_cannot_weaken_and_can_be_asked() -> None:
     source = """
 weak = (0x0040000, 0x0400000, 0x0200000, 0x8000000, 1 << 40 | 0x40000)
@@ -210,6 +218,7 @@ answer([found, syscall(135, 0xFFFFFFFF), syscall(135, 0)])
     assert (query, reset) == ("ok", "ok")
 
 
+@pytest.mark.case("KRN-06")
 @pytest.mark.parametrize(
     ("name", "code"),
     [
@@ -242,6 +251,7 @@ print("native works", flush=True)
         assert len(lines) == 1
 
 
+@pytest.mark.case("KRN-04")
 async def test_a_key_left_behind_is_not_found_by_the_next() -> None:
     """There are no keys at all; the control is that the answer is a refusal, not emptiness."""
     source = """
