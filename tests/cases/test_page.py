@@ -10,15 +10,17 @@ from pathlib import Path
 
 import pytest
 
+from sbxd.probes import shared, system_calls
 from tests.cases.table import CASES
 
 REPOSITORY = Path(__file__).parents[2]
 PAGE = REPOSITORY / "docs" / "cases.md"
+PROBES_ARE_RUN_BY = "redteam/test_inside_probes.py::test_a_probe_finds_what_it_is_to_find"
 HEAD = """# Cases
 
 Attacks and failures that an environment is to withstand, and the tests that try them. ESC is
 escape, KRN the kernel's surface, RES resources, FS files. This page is generated from the marks
-of the tests; `tests/cases/table.py` says what is not covered.
+of the tests and the probes of `sbxd/probes`; `tests/cases/table.py` says what is not covered.
 
 | case | about | tests | not covered |
 |---|---|---|---|
@@ -42,6 +44,9 @@ def covered() -> dict[str, list[str]]:
         for case, test in marks(ast.parse(path.read_text("utf-8"))):
             place = path.relative_to(REPOSITORY / "tests").as_posix()
             found.setdefault(case, []).append(f"{place}::{test}")
+    for probe in (*system_calls.PROBES, *shared.PROBES):
+        for case in probe.cases:
+            found.setdefault(case, []).append(f"{PROBES_ARE_RUN_BY}[{probe.id}]")
     return found
 
 

@@ -1,16 +1,16 @@
-"""Which system calls a command has: each answer is the policy's, and what programs need works.
+"""Which system calls a command has, beyond what the probes ask (`test_inside_probes`).
 
 Source: CASES ESC-07, ESC-08, ESC-12, ESC-13, ESC-14, KRN-01 to KRN-10, KRN-14. Numbers are those of
 x86-64.
 """
 
-import platform
 import secrets
 
 import pytest
 import trio
 
-from tests.redteam.live import PRELUDE, Live, live, wait_process_on_the_host
+from sbxd.probes.probe import PRELUDE
+from tests.redteam.live import Live, live, wait_process_on_the_host
 
 pytestmark = [
     pytest.mark.needs("daemon"),
@@ -27,84 +27,6 @@ NAMESPACES = {
     "NEWPID": 0x20000000,
     "NEWNET": 0x40000000,
 }
-# Number and arguments; 0 where the refusal comes before any argument is looked at.
-REFUSED = {
-    "EPERM": {
-        "mount": (165, 0, 0, 0, 0, 0),
-        "umount2": (166, 0, 0),
-        "pivot_root": (155, 0, 0),
-        "chroot": (161, 0),
-        "setns": (308, 0, 0),
-        "ptrace": (101, 0, 0, 0, 0),
-        "process_vm_readv": (310, 1, 0, 0, 0, 0, 0),
-        "process_vm_writev": (311, 1, 0, 0, 0, 0, 0),
-        "pidfd_getfd": (438, 0, 0, 0),
-        "kcmp": (312, 1, 1, 0, 0, 0),
-        "add_key": (248, 0, 0, 0, 0, 0),
-        "request_key": (249, 0, 0, 0, 0),
-        "keyctl": (250, 0, 0, 0, 0, 0),
-        "bpf": (321, 0, 0, 0),
-        "perf_event_open": (298, 0, 0, 0, 0, 0),
-        "open_by_handle_at": (304, 0, 0, 0),
-        "kexec_load": (246, 0, 0, 0, 0),
-        "init_module": (175, 0, 0, 0),
-        "delete_module": (176, 0, 0),
-        "reboot": (169, 0, 0, 0, 0),
-        "swapon": (167, 0, 0),
-        "quotactl": (179, 0, 0, 0, 0),
-        "acct": (163, 0),
-        "iopl": (172, 3),
-        "syslog": (103, 3, 0, 0),
-        "sethostname": (170, 0, 0),
-        "settimeofday": (164, 0, 0),
-        "clock_settime": (227, 0, 0),
-        "setuid": (105, 0),
-        "setresgid": (119, 0, 0, 0),
-        "capset": (126, 0, 0),
-        "vhangup": (153,),
-    },
-    "ENOSYS": {
-        "clone3": (435, 0, 0),
-        "io_uring_setup": (425, 1, 0),
-        "io_uring_enter": (426, 0, 0, 0, 0, 0),
-        "userfaultfd": (323, 0),
-        "open_tree": (428, 0, 0, 0),
-        "move_mount": (429, 0, 0, 0, 0, 0),
-        "fsopen": (430, 0, 0),
-        "fsmount": (432, 0, 0, 0),
-        "mount_setattr": (442, 0, 0, 0, 0, 0),
-        "open_tree_attr": (467, 0, 0, 0, 0, 0),
-        "splice": (275, 0, 0, 0, 0, 0, 0),
-        "vmsplice": (278, 0, 0, 0, 0),
-        "tee": (276, 0, 0, 0, 0),
-        "fanotify_init": (300, 0, 0),
-        "name_to_handle_at": (303, 0, 0, 0, 0, 0),
-        "modify_ldt": (154, 0, 0, 0),
-        "unknown 600": (600,),
-        "unknown 999": (999,),
-    },
-}
-
-
-@pytest.mark.case(
-    "ESC-08", "ESC-12", "ESC-13", "ESC-14", "KRN-01", "KRN-02", "KRN-03", "KRN-04", "KRN-14"
-)
-async def test_every_refused_call_is_answered_as_the_policy_says() -> None:
-    assert platform.machine() == "x86_64"
-    calls = {name: words for each in REFUSED.values() for name, words in each.items()}
-    source = f"answer({{n: syscall(*w) for n, w in {calls!r}.items()}})"
-    async with live() as environment:
-        found = await environment.look(source)
-    expected = {name: code for code, each in REFUSED.items() for name in each}
-    assert found == expected
-
-
-async def test_the_probe_tells_a_call_that_works_from_one_that_does_not() -> None:
-    """The control of the table above."""
-    source = "answer([syscall(39), syscall(102), syscall(3, 999), syscall(21, b'/none', 0)])"
-    async with live() as environment:
-        found = await environment.look(source)
-    assert found == ["ok", "ok", "EBADF", "ENOENT"]
 
 
 @pytest.mark.case("ESC-07")
