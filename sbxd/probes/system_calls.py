@@ -134,8 +134,8 @@ class _Attempt:
 _HIGH = 1 << 32
 _ATTEMPTS = (
     # prctl 157
-    _Attempt("PR_SET_TSC", (157, 26, 1), "EPERM"),
-    _Attempt("PR_SET_TSC with high bits", (157, 26 | _HIGH, 1), "EPERM"),
+    _Attempt("PR_SET_TSC", (157, 26, 1), "EPERM", None),
+    _Attempt("PR_SET_TSC with high bits", (157, 26 | _HIGH, 1), "EPERM", None),
     _Attempt("PR_SET_SECUREBITS", (157, 28, 0), "EPERM"),
     _Attempt("PR_SET_KEEPCAPS", (157, 8, 1), "EPERM"),
     _Attempt("PR_CAPBSET_DROP", (157, 24, 1), "EPERM"),

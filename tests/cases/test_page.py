@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from sbxd.probes import shared, system_calls
+from sbxd.probes import surroundings, system_calls
 from tests.cases.table import CASES
 
 REPOSITORY = Path(__file__).parents[2]
@@ -44,7 +44,7 @@ def covered() -> dict[str, list[str]]:
         for case, test in marks(ast.parse(path.read_text("utf-8"))):
             place = path.relative_to(REPOSITORY / "tests").as_posix()
             found.setdefault(case, []).append(f"{place}::{test}")
-    for probe in (*system_calls.PROBES, *shared.PROBES):
+    for probe in (*system_calls.PROBES, *surroundings.PROBES):
         for case in probe.cases:
             found.setdefault(case, []).append(f"{PROBES_ARE_RUN_BY}[{probe.id}]")
     return found

@@ -5,10 +5,10 @@ import re
 
 import pytest
 
-from sbxd.probes import shared, system_calls
+from sbxd.probes import surroundings, system_calls
 from sbxd.probes.probe import Layer, Probe, judge, judge_outside, program, program_outside
 
-PROBES = (*system_calls.PROBES, *shared.PROBES)
+PROBES = (*system_calls.PROBES, *surroundings.PROBES)
 EXAMPLE = Probe(
     id="example",
     cases=("ESC-01",),

@@ -122,7 +122,7 @@ def test_a_refusal_names_no_more_than_fits() -> None:
 
 masks = st.sampled_from([0x1, 0x6, 0x7, 0xFFFF_FFFF])
 # With these as arguments every combination of tests that a drawn profile may have is met.
-VALUES = (*range(9), 2**31, 2**32, 2**32 + 2, 2**32 + 5, WIDE)
+VALUES = (*range(16), 2**31, *range(2**32, 2**32 + 8), WIDE)
 
 
 @st.composite

@@ -13,7 +13,7 @@ import pytest
 from sbxd import launcher
 from sbxd.port.errors import WorkspaceCode, WorkspaceError
 from sbxd.probes.probe import PRELUDE, Probe, judge, program
-from sbxd.probes.shared import CANARY, IMAGE_PAGES, PROGRAM_FILES
+from sbxd.probes.surroundings import CANARY, IMAGE_PAGES, PROGRAM_FILES
 from tests.redteam.live import Live, live
 
 pytestmark = [pytest.mark.needs("daemon"), pytest.mark.gate("gate.sandbox.escape_denied")]

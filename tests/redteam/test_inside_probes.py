@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from sbxd.probes import shared, system_calls
+from sbxd.probes import surroundings, system_calls
 from sbxd.probes.probe import Probe, judge, judge_outside, program, program_outside
 from tests.redteam.live import live
 
@@ -19,7 +19,7 @@ pytestmark = [
     pytest.mark.gate("gate.sandbox.escape_denied"),
 ]
 
-PROBES = (*system_calls.PROBES, *shared.PROBES)
+PROBES = (*system_calls.PROBES, *surroundings.PROBES)
 
 
 def run_outside(*arguments: str) -> subprocess.CompletedProcess[bytes]:
