@@ -17,7 +17,7 @@ from sbxd.launcher.requests import Acknowledged, Destroy
 from sbxd.launcher.steps import Steps
 
 STOP_SECONDS = 5.0
-UNASKED_SECONDS = 1.0
+UNASKED_SECONDS = 0.05
 UNIT_SECONDS = 5.0
 _PACE_SECONDS = 0.002
 
@@ -73,15 +73,22 @@ def _stop(path: str) -> bool:
 
 def _remove_unit(environment_id: str, path: str, stopped: bool) -> None:
     """PID 1 sees that the cgroup is empty and drops the unit and the directory by itself; when
-    it does not, or had nothing to see, it is asked."""
+    it does not, or had nothing to see, it is asked. It may drop the unit and leave the directory:
+    that is then ours to remove."""
     if stopped and _vanishes(path, time.monotonic() + UNASKED_SECONDS):
         return
     deadline = time.monotonic() + UNIT_SECONDS
     with systemd.connect() as manager:
         manager.stop_scope(hostpaths.scope_name(environment_id), deadline)
-    if _vanishes(path, deadline):
-        return
-    os.rmdir(path)
+    while True:
+        try:
+            os.rmdir(path)
+        except FileNotFoundError:
+            return
+        except OSError as problem:
+            if problem.errno != errno.EBUSY or time.monotonic() >= deadline:
+                raise
+        time.sleep(_PACE_SECONDS)
 
 
 def _vanishes(path: str, deadline: float) -> bool:

@@ -253,8 +253,6 @@ class NamespacesSandbox:
                 self._give_back(leaf)
                 if streams is not None:
                     streams.close()
-            if self._tasks is not None and not self._released:
-                self._tasks.start_soon(self._make_next_leaf, leaf.number + 1)
 
     async def _next_leaf(self) -> Leaf:
         try:
@@ -299,6 +297,8 @@ class NamespacesSandbox:
         if self._released or self._client.is_lost or self._tasks is None:
             leaf.close()
         else:
+            # Not sooner: init makes the next process, and it reports this one's end.
+            self._tasks.start_soon(self._make_next_leaf, leaf.number + 1)
             self._tasks.start_soon(self._drop_leaf, leaf)
 
     async def _drop_leaf(self, leaf: Leaf) -> None:

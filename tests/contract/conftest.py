@@ -14,9 +14,10 @@ SUBJECTS = {
 }
 
 
-@pytest.fixture(
-    params=["fake", "fake-daemon", pytest.param("namespaces", marks=pytest.mark.needs("daemon"))]
-)
+REAL = (pytest.mark.needs("daemon"), pytest.mark.also("uml"))
+
+
+@pytest.fixture(params=["fake", "fake-daemon", pytest.param("namespaces", marks=REAL)])
 def kind(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 

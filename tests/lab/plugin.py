@@ -53,7 +53,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         raise pytest.UsageError(str(error)) from error
     if path := config.getoption("lab_plan"):
         plan = [
-            {"id": i.nodeid, "needs": sorted(needs[i.nodeid]), "gates": marked(i, "gate")}
+            {
+                "id": i.nodeid,
+                "needs": sorted(needs[i.nodeid]),
+                "gates": marked(i, "gate"),
+                "also": marked(i, "also"),
+            }
             for i in items
         ]
         Path(path).write_text(json.dumps(plan))

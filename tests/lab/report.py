@@ -19,6 +19,7 @@ class Placed:
     id: str
     needs: frozenset[str]
     gates: tuple[str, ...]
+    also: frozenset[str] = frozenset()  # lanes in which it runs besides the cheapest
 
 
 @dataclass

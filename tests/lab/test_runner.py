@@ -12,6 +12,7 @@ from tests.lab.channel import Broken, Decoder, Frame, Kind
 from tests.lab.features import OFFERED, Feature, LaneKind, UnknownFeature, parse, place
 from tests.lab.host import REPOSITORY, LabError, interpreter
 from tests.lab.report import Outcome, Placed, judge, summarise
+from tests.lab.testing import distribute
 
 TEST = Placed("tests/x.py::test_x", frozenset(), ("gate.sandbox.x",))
 
@@ -191,4 +192,14 @@ def test_the_report_has_each_outcome(tmp_path: Path) -> None:
         "test_bad": ("failed", ""),
         "test_skipped": ("skipped", "because"),
         "test_teardown": ("failed", ""),
+    }
+
+
+def test_a_test_runs_also_where_it_asks_to() -> None:
+    everywhere = Placed("test_x", frozenset({"daemon"}), (), frozenset({"uml"}))
+    once = Placed("test_y", frozenset({"daemon"}), ())
+    placed = distribute([everywhere, once], dict(OFFERED), None)
+    assert placed == {LaneKind.CONTAINER: [everywhere, once], LaneKind.UML: [everywhere]}
+    assert distribute([everywhere], dict(OFFERED), LaneKind.CONTAINER) == {
+        LaneKind.CONTAINER: [everywhere]
     }

@@ -104,7 +104,10 @@ def collect(arguments: list[str]) -> list[Placed]:
         if done.returncode not in (0, 5) or not plan.exists():
             raise LabError(f"the tests could not be collected:\n{done.stdout}{done.stderr}")
         rows = json.loads(plan.read_text())
-    return [Placed(row["id"], frozenset(row["needs"]), tuple(row["gates"])) for row in rows]
+    return [
+        Placed(row["id"], frozenset(row["needs"]), tuple(row["gates"]), frozenset(row["also"]))
+        for row in rows
+    ]
 
 
 def distribute(
@@ -112,12 +115,15 @@ def distribute(
     offered: dict[LaneKind, frozenset[Feature]],
     only: LaneKind | None,
 ) -> dict[LaneKind, list[Placed]]:
-    """Each test in its lane; with `only`, every test that needs a lane and can run in that one."""
+    """Each test in its lane, and in those that it names besides; with `only`, every test that
+    needs a lane and can run in that one."""
     placed: dict[LaneKind, list[Placed]] = {lane: [] for lane in LaneKind}
     for test in tests:
         needs = parse(test.needs)
         if only is None:
-            placed[place(needs, offered)].append(test)
+            lanes = {place(needs, offered), *(LaneKind(name) for name in test.also)}
+            for lane in lanes:
+                placed[lane].append(test)
         elif needs <= offered.get(only, frozenset()) and (needs or only is LaneKind.HOST):
             placed[only].append(test)
     return {lane: share for lane, share in placed.items() if share}

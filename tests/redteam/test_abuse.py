@@ -17,7 +17,7 @@ from sbxd.port.errors import (
 from sbxd.port.limits import MIB
 from tests.redteam.live import Live, admin, live
 
-pytestmark = [pytest.mark.needs("daemon")]
+pytestmark = [pytest.mark.needs("daemon"), pytest.mark.also("uml")]
 
 
 async def works(environment: Live) -> None:

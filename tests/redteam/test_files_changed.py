@@ -13,7 +13,7 @@ from sbxd.port.command import ChangeKind, ExecutionResult, FileChange
 from sbxd.port.limits import MIB, ResourceLimits
 from tests.redteam.live import live
 
-pytestmark = [pytest.mark.needs("daemon")]
+pytestmark = [pytest.mark.needs("daemon"), pytest.mark.also("uml")]
 
 ROOMY = ResourceLimits(
     cpu_millicores=2000,

@@ -13,7 +13,11 @@ import pytest
 from sbxd.port.errors import ExecutionRejected, RejectedCode
 from tests.redteam.live import live
 
-pytestmark = [pytest.mark.needs("daemon", "image"), pytest.mark.gate("gate.sandbox.escape_denied")]
+pytestmark = [
+    pytest.mark.needs("daemon", "image"),
+    pytest.mark.also("uml"),
+    pytest.mark.gate("gate.sandbox.escape_denied"),
+]
 
 IMAGE_TAR = "/var/cache/sbxd-lab/image.tar"
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"

@@ -14,7 +14,11 @@ import trio
 
 from tests.redteam.live import Live, live, wait_process_on_the_host
 
-pytestmark = [pytest.mark.needs("daemon"), pytest.mark.gate("gate.sandbox.network_denied")]
+pytestmark = [
+    pytest.mark.needs("daemon"),
+    pytest.mark.also("uml"),
+    pytest.mark.gate("gate.sandbox.network_denied"),
+]
 
 LOOPBACK_ONLY = """
 def connect(family, address):

@@ -14,6 +14,7 @@ from tests.redteam.live import Live, live, wait_process_on_the_host
 
 pytestmark = [
     pytest.mark.needs("daemon"),
+    pytest.mark.also("uml"),
     pytest.mark.gate("gate.sandbox.escape_denied"),
 ]
 

@@ -19,7 +19,7 @@ from sbxd.port.limits import MIB, ResourceLimits
 from tests.redteam.inventory import take, wait_settled
 from tests.redteam.live import WORKER_SOCKET, Live, admin, default_image, live, specification
 
-pytestmark = [pytest.mark.needs("daemon")]
+pytestmark = [pytest.mark.needs("daemon"), pytest.mark.also("uml")]
 
 CYCLES = 200
 AT_ONCE = 8

@@ -13,7 +13,11 @@ import trio
 from sbxd.port.errors import WorkspaceError, WorkspaceEscape
 from tests.redteam.live import Live, live
 
-pytestmark = [pytest.mark.needs("daemon"), pytest.mark.gate("gate.sandbox.workspace_isolated")]
+pytestmark = [
+    pytest.mark.needs("daemon"),
+    pytest.mark.also("uml"),
+    pytest.mark.gate("gate.sandbox.workspace_isolated"),
+]
 
 SECONDS = 4
 SWAPPER = """

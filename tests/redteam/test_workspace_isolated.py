@@ -28,7 +28,11 @@ from tests.redteam.live import (
     wait_process_on_the_host,
 )
 
-pytestmark = [pytest.mark.needs("daemon"), pytest.mark.gate("gate.sandbox.workspace_isolated")]
+pytestmark = [
+    pytest.mark.needs("daemon"),
+    pytest.mark.also("uml"),
+    pytest.mark.gate("gate.sandbox.workspace_isolated"),
+]
 
 SEARCH = """
 import pathlib
