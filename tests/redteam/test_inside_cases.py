@@ -16,7 +16,11 @@ from sbxd.probes.probe import PRELUDE, Probe, judge, program
 from sbxd.probes.surroundings import CANARY, IMAGE_PAGES, PROGRAM_FILES
 from tests.redteam.live import Live, live
 
-pytestmark = [pytest.mark.needs("daemon"), pytest.mark.gate("gate.sandbox.escape_denied")]
+pytestmark = [
+    pytest.mark.needs("daemon"),
+    pytest.mark.also("uml"),
+    pytest.mark.gate("gate.sandbox.escape_denied"),
+]
 
 
 async def find_nothing_wrong(environment: Live, probe: Probe) -> None:

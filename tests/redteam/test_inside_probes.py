@@ -34,6 +34,7 @@ def outside(source: str) -> object:
     return json.loads(done.stdout)
 
 
+@pytest.mark.also("uml")
 @pytest.mark.parametrize("probe", PROBES, ids=[probe.id for probe in PROBES])
 async def test_a_probe_finds_what_it_is_to_find(probe: Probe) -> None:
     async with live() as environment:
