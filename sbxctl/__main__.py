@@ -1,10 +1,11 @@
-"""The operator's command line. One verb per function; everything goes over the admin socket."""
+"""The operator's command line. One verb per function; everything goes over the admin socket, but
+`image build`, `doctor` without a daemon and `seccomp dump`, which look at this host."""
 
 import sys
 
 import click
 
-from sbxctl import doctor, environments, image, run
+from sbxctl import doctor, environments, image, run, seccomp
 from sbxctl.exits import Exit
 
 DEFAULT_SOCKET = "/run/sbxd/admin.sock"
@@ -15,7 +16,7 @@ DEFAULT_SOCKET = "/run/sbxd/admin.sock"
 @click.version_option(package_name="sbxd", prog_name="sbxctl")
 @click.pass_context
 def cli(ctx: click.Context, socket: str) -> None:
-    """Operate sbxd: run, ls, inspect, exec, destroy, image, doctor."""
+    """Operate sbxd: run, ls, inspect, exec, destroy, image, seccomp, doctor."""
     ctx.obj = socket
 
 
@@ -25,6 +26,7 @@ cli.add_command(environments.ls)
 cli.add_command(environments.inspect)
 cli.add_command(environments.destroy)
 cli.add_command(image.image)
+cli.add_command(seccomp.seccomp)
 cli.add_command(doctor.doctor)
 
 

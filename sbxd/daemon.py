@@ -180,7 +180,9 @@ async def _serve_namespaces(
 
     try:
         async with (
-            open_namespaces(settings.launcher_socket) as mechanism,
+            open_namespaces(
+                settings.launcher_socket, seccomp_profile=settings.seccomp.profile
+            ) as mechanism,
             _assemble(settings, mechanism, audit, log) as assembled,
         ):
             return await _serve(settings, given, assembled, audit, log)

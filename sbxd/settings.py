@@ -83,6 +83,13 @@ class ImageSettings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     default: str | None = None
 
 
+class SeccompSettings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """profile: what binds commands. `workload` is the shipped one; another name is a file of the
+    launcher's directory that allows nothing which that one refuses."""
+
+    profile: Annotated[str, Meta(pattern=r"^[a-z0-9][a-z0-9-]{0,31}\Z")] = "workload"
+
+
 class ReserveSettings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Slots kept prepared for the default image and the default limits."""
 
@@ -119,6 +126,7 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     auth_mode: AuthMode = AuthMode.TOKEN
     sandbox: SandboxMechanism = SandboxMechanism.GVISOR
     limits: LimitSettings = LimitSettings()
+    seccomp: SeccompSettings = SeccompSettings()
     images: ImageSettings = ImageSettings()
     reserve: ReserveSettings = ReserveSettings()
     service: ServiceSettings = ServiceSettings()

@@ -1,7 +1,8 @@
-"""The launcher's command: `sbxd-launcher [--socket PATH]`.
+"""The launcher's command: `sbxd-launcher [--socket PATH | --dump-seccomp PROFILE [--bpf]]`.
 
 Takes its listening SOCK_SEQPACKET socket from systemd (LISTEN_FDS), or makes one at --socket.
 Everything is imported before the first request and then frozen, because each fork copies it.
+--dump-seccomp prints what a profile compiles to, and that is all it does.
 """
 
 import argparse
@@ -24,6 +25,9 @@ WIDTH_MIN, WIDTH_MAX = 4, 16
 def main() -> None:
     """Run until SIGTERM. Exits with 1 when the host is not fit, and says why."""
     arguments = _arguments()
+    if arguments.dump_seccomp is not None:
+        _dump(arguments.dump_seccomp, bpf=arguments.bpf)
+        return
     if os.geteuid() != 0:
         sys.exit("sbxd-launcher: it must be started by root")
     os.umask(0o077)
@@ -58,7 +62,22 @@ def main() -> None:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="sbxd-launcher", description=__doc__)
     parser.add_argument("--socket", help="make the listening socket at this path")
+    parser.add_argument("--dump-seccomp", metavar="PROFILE", help="print a compiled profile")
+    parser.add_argument("--bpf", action="store_true", help="as struct sock_filter[], not as text")
     return parser.parse_args()
+
+
+def _dump(name: str, *, bpf: bool) -> None:
+    # Not imported above: the launcher's own process holds no compiler.
+    from sbxd.launcher.kernel import seccomp, seccomp_text
+
+    try:
+        text, compiled = seccomp_text.read(name)
+    except (OSError, seccomp.ProfileError) as problem:
+        sys.exit(f"seccomp profile {name}: {problem}")
+    sys.stdout.buffer.write(
+        compiled.bpf if bpf else seccomp_text.table(name, text, compiled).encode("ascii")
+    )
 
 
 def _listener(path: str | None, passed: list[int]) -> socket.socket:

@@ -70,6 +70,8 @@ def _build(request: Prepare, filters: Filters, steps: Steps, held: ExitStack) ->
     environment_id = request.environment_id
     with steps.step("apparmor"):
         label = apparmor.workload_label()
+    with Steps().step("seccomp_profile"):  # a look-up: no step of the preparation
+        seccomp_workload = filters.of_profile(request.seccomp_profile)
     with steps.step("uid_block"):
         ids = uids.allocate(environment_id)
     with steps.step("volume"):
@@ -106,7 +108,7 @@ def _build(request: Prepare, filters: Filters, steps: Steps, held: ExitStack) ->
         steward_leaf_fd=steward_leaf,
         init_channel_fd=init_theirs.fileno(),
         steward_channel_fd=steward_theirs.fileno(),
-        seccomp_workload=filters.workload,
+        seccomp_workload=seccomp_workload,
         seccomp_init=filters.init,
         seccomp_steward=filters.steward,
         tmp_bytes=tmpfs_bytes(request.limits),

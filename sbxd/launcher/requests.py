@@ -19,6 +19,9 @@ from sbxd.port.ids import EnvironmentIdField
 MESSAGE_BYTES_MAX = 64 * 1024
 DESCRIPTORS_MAX = 32
 
+# The workload's shipped profile; any other name is that of an operator's own.
+SHIPPED_PROFILE = "workload"
+ProfileField = Annotated[str, Meta(pattern=r"^[a-z0-9][a-z0-9-]{0,31}\Z")]
 TicketField = Annotated[int, Meta(ge=1, le=2**53)]
 
 
@@ -41,8 +44,9 @@ class Prepare(LauncherMessage, frozen=True, tag="prepare", kw_only=True):
     """Build one slot: scope, box, volume, namespaces, init and steward. No tenant in it.
 
     back_stop_seconds becomes RuntimeMaxSec of the scope. limits are the box's and the first
-    leaf's until Assign says otherwise. Answered by Prepared with descriptors
-    `PREPARED_DESCRIPTORS`, followed by those of leaf 1 (`LEAF_DESCRIPTORS`).
+    leaf's until Assign says otherwise. seccomp_profile names what binds the commands; each that
+    the launcher has is at least as strong as the shipped one. Answered by Prepared with
+    descriptors `PREPARED_DESCRIPTORS`, followed by those of leaf 1 (`LEAF_DESCRIPTORS`).
     """
 
     environment_id: EnvironmentIdField
@@ -50,6 +54,7 @@ class Prepare(LauncherMessage, frozen=True, tag="prepare", kw_only=True):
     volume: VolumeSize
     limits: CgroupLimits
     back_stop_seconds: Annotated[int, Meta(ge=1, le=31_536_000)]
+    seccomp_profile: ProfileField = SHIPPED_PROFILE
 
 
 PREPARED_DESCRIPTORS = (

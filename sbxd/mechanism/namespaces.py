@@ -12,6 +12,7 @@ from weakref import WeakSet
 import trio
 
 from sbxd.launcher.requests import (
+    SHIPPED_PROFILE,
     ImageDrop,
     ImageUnpack,
     InventoryIs,
@@ -43,8 +44,9 @@ class NamespacesMechanism:
 
     name = "namespaces"
 
-    def __init__(self, client: LauncherClient, nursery: trio.Nursery) -> None:
+    def __init__(self, client: LauncherClient, nursery: trio.Nursery, profile: str) -> None:
         self._client = client
+        self._seccomp_profile = profile
         self._nursery = nursery
         self._sandboxes: WeakSet[NamespacesSandbox] = WeakSet()
 
@@ -63,6 +65,7 @@ class NamespacesMechanism:
                     volume=volume,
                     limits=limits,
                     back_stop_seconds=back_stop_seconds,
+                    seccomp_profile=self._seccomp_profile,
                 )
             ) as answer:
                 reply = _expect(answer.reply, Prepared)
@@ -136,13 +139,18 @@ class NamespacesMechanism:
 
 
 @asynccontextmanager
-async def open_namespaces(launcher_socket: str) -> AsyncIterator[NamespacesMechanism]:
+async def open_namespaces(
+    launcher_socket: str, *, seccomp_profile: str = SHIPPED_PROFILE
+) -> AsyncIterator[NamespacesMechanism]:
     """The mechanism for the length of the block. Raises OSError when nothing listens.
+
+    seccomp_profile: what binds the commands, by the name that the launcher knows it by; a
+    preparation with a name that it does not know, or has refused, fails.
 
     Leaving the block closes the launcher's channel, which ends every environment.
     """
     async with launcher_client.connect(launcher_socket) as client, trio.open_nursery() as nursery:
-        mechanism = NamespacesMechanism(client, nursery)
+        mechanism = NamespacesMechanism(client, nursery, seccomp_profile)
         try:
             yield mechanism
         finally:

@@ -103,6 +103,7 @@ LITERAL_EXCEPTIONS = {
     ("sbxd.jail.workload", "/proc/self/oom_score_adj"): INSIDE + "the child's own /proc",
     ("sbxd.policy.child_environment", "/usr/local/sbin:"): INSIDE + "the image's PATH",
     ("sbxd.policy.child_environment", "/tmp"): INSIDE + "TMPDIR",
+    ("sbxd.probes.surroundings", ""): INSIDE + "what the probes try there",
     ("sbxd.__main__", "/etc/sbxd/config.toml"): "where the settings are, before there are any",
     ("sbxctl.__main__", "/run/sbxd/admin.sock"): "the default that an operator may override",
     ("sbxctl.doctor", "/run/systemd/system"): DOCTOR + "systemd",

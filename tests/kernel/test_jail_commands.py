@@ -91,6 +91,7 @@ def test_a_long_argument_list_passes(built: Environment) -> None:
 # lookup -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.case("FS-13")
 def test_a_bare_name_is_never_looked_up_in_the_workspace(built: Environment) -> None:
     assert built.run("planted").failure == ("execute", errno.ENOENT)
     assert built.run("/workspace/planted").stdout == b"planted\n", "it is there and executable"
@@ -230,6 +231,7 @@ def test_a_killed_leaf_ends_its_command_with_the_signal(built: Environment) -> N
     assert built.pids(running.number) == []
 
 
+@pytest.mark.case("ESC-12")
 def test_a_command_sees_no_process_of_another_before_it_is_the_program(
     built: Environment,
 ) -> None:

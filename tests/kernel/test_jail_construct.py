@@ -26,6 +26,7 @@ def test_an_image_without_a_mount_point_is_refused_by_the_step_that_needs_it(nam
     assert failure(without=name) == (f"init.mount_{name}", errno.ENOENT)
 
 
+@pytest.mark.case("ESC-05")
 @pytest.mark.parametrize("name", ["proc", "dev", "tmp", "workspace"])
 def test_a_mount_point_that_is_a_link_is_refused(name: str) -> None:
     assert failure(without=f"link:{name}") == (f"init.mount_{name}", errno.ENOTDIR)

@@ -108,6 +108,7 @@ def test_init_is_hidden_and_keeps_only_its_channel_and_the_null_device(
     assert built.procfs("init", "comm") == "sbx-init\n"
 
 
+@pytest.mark.case("KRN-04")
 def test_init_has_a_keyring_and_namespaces_of_its_own(built: Environment) -> None:
     pid = built.facts["init"]
     for name in ("user", "mnt", "pid", "net", "ipc", "uts", "cgroup"):
@@ -117,6 +118,7 @@ def test_init_has_a_keyring_and_namespaces_of_its_own(built: Environment) -> Non
     assert sorted(os.listdir(f"/proc/{pid}/root/workspace")) == []
 
 
+@pytest.mark.case("ESC-07")
 def test_every_limit_on_namespaces_is_zero(built: Environment) -> None:
     """Read through a proc of the host's from inside init's user namespace."""
     reading, writing = os.pipe()

@@ -314,6 +314,7 @@ def test_signals_are_at_their_defaults(built: Environment) -> None:
     assert [int(words[name], 16) for name in (b"SigIgn", b"SigBlk", b"SigCgt")] == [0, 0, 0]
 
 
+@pytest.mark.case("ESC-12")
 def test_init_cannot_be_killed_or_traced(built: Environment, found: dict[str, Any]) -> None:
     assert found["kill_init"] == errno.EPERM
     assert found["ptrace_init"] == errno.EPERM

@@ -22,6 +22,7 @@ limits_strategy = st.builds(
 )
 
 
+@pytest.mark.case("RES-08", "RES-16")
 def test_a_leaf_gets_exactly_the_limits_of_the_specification() -> None:
     assert cgroup.limit_files(LIMITS, ALL) == [
         ("memory.swap.max", "0"),

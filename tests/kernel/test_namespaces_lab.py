@@ -108,6 +108,7 @@ async def test_a_command_that_cannot_start_is_a_typed_refusal_and_the_next_one_r
         assert (await subject.run(slot, "true")).end.exit_code == 0
 
 
+@pytest.mark.case("RES-06")
 async def test_kill_reaches_what_left_the_session_and_is_proven(
     launcher: Launcher, image: str
 ) -> None:
@@ -406,6 +407,7 @@ async def test_an_assignment_narrows_the_box_and_its_leaf(launcher: Launcher, im
         await slot.destroy()
 
 
+@pytest.mark.case("RES-04")
 @limited
 async def test_a_workspace_is_limited_in_bytes_and_inodes(launcher: Launcher, image: str) -> None:
     async with subject.mechanism(launcher) as opened, subject.sandbox(opened, image) as slot:

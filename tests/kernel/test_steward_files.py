@@ -113,6 +113,7 @@ async def test_reading_says_what_is_there_instead_of_a_file(tmp_path: Path) -> N
         assert await read(client, b"f", 10) == b"x" * 10
 
 
+@pytest.mark.case("FS-06")
 @pytest.mark.needs("root")
 async def test_a_device_is_never_opened(tmp_path: Path) -> None:
     os.mknod(tmp_path / "null", stat.S_IFCHR | 0o666, os.makedev(1, 3))
@@ -145,6 +146,7 @@ async def test_writing_says_what_is_in_the_way(tmp_path: Path) -> None:
     assert sorted(os.listdir(tmp_path)) == ["d", "f", "fifo", "one", "two"]
 
 
+@pytest.mark.case("FS-02", "FS-04")
 async def test_no_link_is_followed_out_of_the_workspace(tmp_path: Path) -> None:
     (tmp_path / "host").mkdir()
     (tmp_path / "host" / "secret").write_text("secret")
@@ -185,6 +187,7 @@ async def test_a_path_that_is_none_never_reaches_the_steward(tmp_path: Path, pat
         assert await client.listdir(b".") == ()
 
 
+@pytest.mark.case("FS-03")
 async def test_a_directory_swapped_for_a_link_lets_nothing_escape(tmp_path: Path) -> None:
     """The workload swaps as fast as it can; each try gets the real file or a refusal."""
     host = tmp_path / "host"
@@ -230,6 +233,7 @@ async def test_a_directory_swapped_for_a_link_lets_nothing_escape(tmp_path: Path
     assert outcomes["escape"] > 0
 
 
+@pytest.mark.case("FS-08")
 async def test_a_file_that_changes_while_it_is_read_is_said_to(tmp_path: Path) -> None:
     size = 12 * DATA_BYTES_MAX
     for change in ("grow", "shrink", "touch", "replace"):
@@ -280,6 +284,7 @@ TOOL, SANDBOX, UNKNOWN = (
 )
 
 
+@pytest.mark.case("FS-09")
 async def test_provenance_is_what_last_gave_the_file_its_bytes(tmp_path: Path) -> None:
     (tmp_path / "before").write_text("was there")
     async with steward(tmp_path) as client:
@@ -299,6 +304,7 @@ async def test_provenance_is_what_last_gave_the_file_its_bytes(tmp_path: Path) -
         assert await client.provenance(b"before") is SANDBOX
 
 
+@pytest.mark.case("FS-09")
 async def test_renaming_another_file_over_it_ends_the_tools_claim(tmp_path: Path) -> None:
     async with steward(tmp_path) as client:
         await client.write(b"f", 4, once(b"same"))
@@ -326,6 +332,7 @@ async def test_a_change_in_the_tick_of_the_write_ends_the_tools_claim(tmp_path: 
         assert await client.provenance(b"f") is SANDBOX
 
 
+@pytest.mark.case("FS-09")
 async def test_a_mapped_page_that_changes_unseen_ends_the_tools_claim(tmp_path: Path) -> None:
     """A dirty mapped page is written without moving the ctime; the digest tells."""
     async with steward(tmp_path) as client:

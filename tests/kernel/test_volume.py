@@ -226,6 +226,7 @@ def test_volumes_are_projects_of_their_own(state: Path, kind: str) -> None:
         assert as_workload(second, "bytes")[0] >= SIZE.workspace_bytes * 0.98
 
 
+@pytest.mark.case("FS-12")
 @pytest.mark.needs("root")
 def test_a_tree_of_any_depth_is_emptied_without_following_links(tmp_path: Path) -> None:
     outside = tmp_path / "outside"

@@ -23,6 +23,7 @@ class Feature(StrEnum):
     GVISOR = "gvisor"  # runsc runs
     IDMAP = "idmap"  # id-mapped mounts of the file system at /var/lib/sbxd
     IMAGE = "image"  # a root file system for sandboxes, as a tar
+    IMAGE_WORKLOADS = "image-workloads"  # a larger one: compilers, runtimes, numpy
     LANDLOCK = "landlock"
     LIMITS = "limits"  # the cpu, memory and pids controllers
     LOOP = "loop"  # loop devices
@@ -57,7 +58,8 @@ _BOTH = frozenset(
 )
 OFFERED: dict[LaneKind, frozenset[Feature]] = {
     LaneKind.HOST: frozenset(),
-    LaneKind.CONTAINER: _BOTH | {Feature.GVISOR, Feature.LANDLOCK, Feature.LANE_CONTAINER},
+    LaneKind.CONTAINER: _BOTH
+    | {Feature.GVISOR, Feature.IMAGE_WORKLOADS, Feature.LANDLOCK, Feature.LANE_CONTAINER},
     LaneKind.UML: _BOTH
     | {
         Feature.APPARMOR,
@@ -99,8 +101,8 @@ def offered_by(lane: str) -> frozenset[Feature]:
 def offered_natively() -> frozenset[Feature]:
     """What this machine itself has for tests: nothing unless systemd runs it and we are root.
 
-    `daemon` is there when the package is installed; `image`, `quota`, `idmap` and `gvisor` are
-    left to the lanes, which have them in a known state.
+    `daemon` is there when the package is installed; `image`, `image-workloads`, `quota`, `idmap`
+    and `gvisor` are left to the lanes, which have them in a known state.
     """
     if not Path("/run/systemd/system").is_dir() or os.geteuid() != 0:
         return frozenset()

@@ -32,6 +32,7 @@ PROVISION = "tests/lab/provision"
 CONTROL = "control"
 SCRATCH = "scratch"
 IMAGE = "var/cache/sbxd-lab/image.tar"
+WORKLOADS = "var/cache/sbxd-lab/image-workloads.tar"
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,7 @@ class Order:
     root: str
     environment: str
     image: str
+    workloads: str
     uml: str
     state: str
     daemon: bool
@@ -155,6 +157,8 @@ def _assemble(order: Order, folder: Path) -> Path:
     kernel.bind(REPOSITORY, source, *(() if order.writable else ("ro",)))
     kernel.bind(folder, root / "lab")
     kernel.bind(order.image, root / IMAGE, "ro")
+    if order.workloads:
+        kernel.bind(order.workloads, root / WORKLOADS, "ro")
     (root / "var/lib/sbxd").mkdir(parents=True, exist_ok=True)
     return root
 

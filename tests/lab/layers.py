@@ -1,8 +1,9 @@
 """Builds the cached layers that every lane is made of.
 
 `root` (Debian with systemd), `environment` (the project's dependencies in /opt/sbxd, as a layer
-over the root), `uml` (kernel and modules), `image` (a tar for sandboxes). None of them holds a
-file of the project: the work tree is bound in at boot, so a change of code never costs a build.
+over the root), `uml` (kernel and modules), `image` (a tar for sandboxes), `workloads` (a larger
+one, with compilers and runtimes, for lane `container`). None of them holds a file of the project:
+the work tree is bound in at boot, so a change of code never costs a build.
 
 Invariant: no mirror, registry or proxy is named here or kept in a layer. apt's and pip's settings
 are those of the machine, handed in for the time of the build.
@@ -28,6 +29,7 @@ from .packages import (
     SUITE,
     UML_PACKAGE,
     UML_SUITE,
+    WORKLOADS_PACKAGES,
 )
 
 Say = Callable[[str], None]
@@ -54,6 +56,7 @@ class Layers:
     root: Path
     environment: Path
     image: Path
+    workloads: Path | None
     uml: Path | None
 
 
@@ -71,15 +74,20 @@ def obtain(lane: str, say: Say) -> Layers:
             lambda target: _build_environment(target, root, requirements),
             say,
         )
-        image = cache.obtain(
-            "image", [_IMAGE_RECIPE, SUITE, IMAGE_PACKAGES, IMAGE_EXCLUDED], _build_image, say
-        )
-        uml = None
+        image = _obtain_image("image", IMAGE_PACKAGES, say)
+        workloads = uml = None
+        if lane == "container":
+            workloads = _obtain_image("workloads", WORKLOADS_PACKAGES, say)
         if lane == "uml":
             uml = cache.obtain("uml", [_UML_RECIPE, UML_SUITE, UML_PACKAGE], _build_uml, say)
     except OSError as error:
         raise LabError(f"a layer of the lab could not be built: {error}") from error
-    return Layers(root=root, environment=environment, image=image, uml=uml)
+    return Layers(root=root, environment=environment, image=image, workloads=workloads, uml=uml)
+
+
+def _obtain_image(name: str, packages: tuple[str, ...], say: Say) -> Path:
+    recipe = [_IMAGE_RECIPE, SUITE, packages, IMAGE_EXCLUDED]
+    return cache.obtain(name, recipe, lambda target: _build_image(target, packages), say)
 
 
 def project_requirements() -> list[str]:
@@ -114,11 +122,11 @@ def _build_root(target: Path) -> None:
     (target / "etc" / "resolv.conf").write_text("")
 
 
-def _build_image(target: Path) -> None:
+def _build_image(target: Path, packages: tuple[str, ...]) -> None:
     _mmdebstrap(
         "--variant=minbase",
         "--format=tar",
-        f"--include={','.join(IMAGE_PACKAGES)}",
+        f"--include={','.join(packages)}",
         *(f"--dpkgopt=path-exclude={pattern}" for pattern in IMAGE_EXCLUDED),
         SUITE,
         str(target),

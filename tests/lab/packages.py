@@ -55,5 +55,18 @@ IMAGE_EXCLUDED = (
     "/usr/share/man/*",
 )
 
+# A second root file system, for the test that runs ordinary programs under the filter.
+WORKLOADS_PACKAGES = (
+    "gcc",
+    "git",
+    "golang-go",
+    "libc6-dev",
+    "nodejs",
+    "python3",
+    "python3-numpy",
+    "python3-pandas",
+    "python3-pip",
+)
+
 # The extras of the project that its virtual environment in the lanes holds.
 EXTRAS = ("daemon", "cli", "postgres", "mcp", "test")

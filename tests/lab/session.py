@@ -136,6 +136,7 @@ def start(wish: Wish, name: str | None, say: Say) -> Lane:
         root=str(built.root),
         environment=str(built.environment),
         image=str(built.image),
+        workloads=str(built.workloads or ""),
         uml=str(built.uml or ""),
         state=str(filled or ""),
         daemon=wish.daemon,

@@ -68,6 +68,8 @@ def test_the_sockets_listen_as_the_units_say(lane: str) -> None:
 def test_the_image_for_sandboxes_is_there(lane: str) -> None:
     listing = run("tar", "--list", "--file", "/var/cache/sbxd-lab/image.tar")
     assert "./usr/bin/python3" in listing.splitlines()
+    larger = Path("/var/cache/sbxd-lab/image-workloads.tar")
+    assert larger.exists() == (lane == "container")
 
 
 @in_both

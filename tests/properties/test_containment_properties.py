@@ -65,6 +65,7 @@ def climbs(path: PurePosixPath) -> bool:
     return False
 
 
+@pytest.mark.case("FS-01")
 @settings(max_examples=600)
 @given(PATHS)
 @example("a/../../etc")

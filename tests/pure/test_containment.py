@@ -33,6 +33,7 @@ def test_a_legal_path_is_itself_under_the_root(
     assert resolve(path) == PurePosixPath(absolute)
 
 
+@pytest.mark.case("FS-01")
 @pytest.mark.parametrize(
     "path",
     [

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sbxd.launcher.kernel.seccomp import ProfileError, compile_profile
-from tests.pure.seccomp_machine import X86_64, Program, describe
+from sbxd.launcher.kernel.seccomp_machine import X86_64, Program, describe
 
 WRITE, CLOSE = 1, 3
 WORD = 2**64 - 1

@@ -13,7 +13,14 @@ from sbxd.launcher.kernel.seccomp import (
     compile_profile,
     profile_text,
 )
-from tests.pure.seccomp_machine import ALLOW, I386, KILL_PROCESS, X32_BIT, Program, describe
+from sbxd.launcher.kernel.seccomp_machine import (
+    ALLOW,
+    I386,
+    KILL_PROCESS,
+    X32_BIT,
+    Program,
+    describe,
+)
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 LAST = 1023
@@ -70,7 +77,9 @@ PROBES: dict[str, list[tuple[int, ...]]] = {
     "sched_setscheduler": [(0, policy) for policy in (0, 1, 2, 3, 5, 6, 2**30)],
     "seccomp": [(0, 0), (1, 0), (1, 1), (1, 8), (1, 9), (2, 0)],
     "pipe2": [(0, 0), (0, CLOEXEC), (0, 0x80)],
-    "mmap": [(0, 4096, 3), (0, 4096, 7)],
+    "mmap": [(0, 4096, 3), (0, 4096, 7), (0, 4096, 3, 0x22), (0, 4096, 3, 0x40022)],
+    "memfd_create": [(0, 0), (0, 1), (0, 4), (0, 5)],
+    "shmget": [(0, 4096, 0o1600), (0, 4096, 0o4000 | 0o1600)],
     "mprotect": [(0, 4096, 1), (0, 4096, 5)],
     "keyctl": [(0,), (1,), (11,)],
 }

@@ -22,6 +22,7 @@ from sbxd.port.egress import DENY_ALL
 from sbxd.port.environment import EnvironmentHandle, EnvironmentSpec
 from sbxd.port.ids import RunId, TenantId
 from sbxd.port.limits import MIB, ResourceLimits
+from sbxd.probes.probe import PRELUDE
 
 WORKER_SOCKET = "/run/sbxd/worker.sock"
 ADMIN_SOCKET = "/run/sbxd/admin.sock"
@@ -34,36 +35,6 @@ LIMITS = ResourceLimits(
     inodes_max=2000,
     wall_clock_seconds=120,
 )
-
-
-# What every program that looks around inside starts with. `attempt` says how a call ended: "ok" or
-# the name of its errno; `syscall` is that of a raw system call.
-PRELUDE = """
-import ctypes, errno, json, os, socket, stat, sys
-
-libc = ctypes.CDLL(None, use_errno=True)
-
-
-def syscall(number, *arguments):
-    words = [ctypes.c_long(a) if isinstance(a, int) else a for a in arguments]
-    ctypes.set_errno(0)
-    returned = libc.syscall(ctypes.c_long(number), *words)
-    return "ok" if returned != -1 else errno.errorcode[ctypes.get_errno()]
-
-
-def attempt(call, *arguments, **options):
-    try:
-        call(*arguments, **options)
-    except OSError as error:
-        return errno.errorcode.get(error.errno, repr(error))
-    return "ok"
-
-
-def answer(value):
-    json.dump(value, sys.stdout)
-    sys.stdout.flush()
-
-"""
 
 
 @dataclass(frozen=True)

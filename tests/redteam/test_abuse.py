@@ -38,6 +38,7 @@ async def test_a_kill_of_everything_reaches_only_the_own_processes() -> None:
         await works(environment)
 
 
+@pytest.mark.case("RES-12")
 async def test_stopped_processes_are_ended_by_the_timeout() -> None:
     async with live() as environment:
         result = await environment.run(
@@ -78,6 +79,7 @@ async def test_a_workspace_that_its_owner_closed_is_still_the_services_to_read_a
         assert await environment.workspace.read("note") == b"kept"
 
 
+@pytest.mark.case("RES-04")
 @pytest.mark.parametrize(
     "fill",
     [
@@ -108,6 +110,7 @@ async def test_a_path_longer_than_any_call_takes_is_counted_as_truncated() -> No
     assert [change.path for change in shallow.files_changed] == ["leaf"]
 
 
+@pytest.mark.case("RES-01")
 async def test_destroying_in_the_middle_of_a_fork_bomb_ends_it_and_answers_once() -> None:
     ends: list[object] = []
     async with live() as environment:

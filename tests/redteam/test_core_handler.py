@@ -59,6 +59,7 @@ def crash_on_the_host(name: Path) -> None:
     assert process.wait() == -signal.SIGSEGV
 
 
+@pytest.mark.case("ESC-10")
 @pytest.mark.parametrize("limit", ["none", "0:0"])
 async def test_no_handler_runs_for_a_crash_inside(
     handler: Handler, tmp_path: Path, limit: str

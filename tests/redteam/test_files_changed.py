@@ -90,6 +90,7 @@ except PermissionError:
     assert set(found) == {"zero", "closed", "closed/inner"}
 
 
+@pytest.mark.case("FS-06")
 async def test_pipes_sockets_and_links_are_listed_and_never_opened_or_followed() -> None:
     source = """
 import os, socket
@@ -136,6 +137,7 @@ NAMES = [
 ]
 
 
+@pytest.mark.case("FS-07")
 async def test_hostile_names_are_listed_as_they_are_and_can_be_read_back() -> None:
     source = f"""
 import os
@@ -249,6 +251,7 @@ open("leaf", "wb").write(b"deep")
     assert found[leaf] == regular(leaf, b"deep")
 
 
+@pytest.mark.case("RES-10")
 async def test_a_sparse_file_of_a_tebibyte_ends_in_bounded_time() -> None:
     source = """
 import os

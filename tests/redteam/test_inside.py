@@ -39,6 +39,7 @@ async def test_the_environment_is_exactly_what_was_built() -> None:
     }
 
 
+@pytest.mark.case("ESC-02", "ESC-04")
 async def test_only_three_descriptors_are_open_and_they_are_pipes_or_null() -> None:
     source = """
 control = os.open("/etc/passwd", os.O_RDONLY)
@@ -62,6 +63,7 @@ answer([found, control])
     assert set(found.values()) <= {"fifo", "null"}
 
 
+@pytest.mark.case("ESC-02", "FS-02")
 async def test_the_working_directory_is_in_the_workspace_and_so_is_every_other() -> None:
     async with live() as environment:
         assert (await environment.run("pwd", "-P")).stdout == b"/workspace\n"
@@ -77,6 +79,7 @@ async def test_the_working_directory_is_in_the_workspace_and_so_is_every_other()
         assert (await environment.run("pwd", directory="real")).stdout == b"/workspace/real\n"
 
 
+@pytest.mark.case("ESC-02")
 @pytest.mark.parametrize("program", [f"/proc/self/fd/{n}" for n in (3, 4, 7, 100)])
 async def test_a_descriptor_is_no_program(program: str) -> None:
     async with live() as environment:
@@ -111,6 +114,7 @@ async def test_the_hostname_is_fixed_and_says_nothing_of_the_host() -> None:
     assert changed == "EPERM"
 
 
+@pytest.mark.case("ESC-10")
 async def test_a_crash_leaves_no_core_and_the_limit_cannot_be_changed() -> None:
     source = """
 import resource
@@ -220,6 +224,7 @@ answer(found)
     assert found["interpreter"] in ("EROFS", "EACCES")
 
 
+@pytest.mark.case("ESC-04", "ESC-15")
 async def test_dev_holds_only_what_is_listed_and_works() -> None:
     source = """
 nodes = {}
@@ -258,6 +263,7 @@ answer([nodes, full, made, opened])
     assert set(opened.values()) == {"ENOENT"}
 
 
+@pytest.mark.case("ESC-06", "ESC-10")
 async def test_sys_and_the_kernels_knobs_are_absent() -> None:
     source = """
 knobs = ["/proc/sys/kernel/core_pattern", "/proc/sys/kernel/modprobe", "/proc/sysrq-trigger",
@@ -279,6 +285,7 @@ answer([os.listdir("/sys"), opened, attempt(open, "/proc/self/status")])
 # --- who else is there -------------------------------------------------------------------------
 
 
+@pytest.mark.case("ESC-09")
 async def test_no_other_process_can_be_seen_and_the_own_children_can() -> None:
     source = """
 import subprocess
@@ -310,6 +317,7 @@ child.kill()
     assert signals[str(2**20)] == "ESRCH"
 
 
+@pytest.mark.case("ESC-11", "ESC-17")
 async def test_no_socket_of_the_host_can_be_reached_by_path_or_name() -> None:
     source = """
 paths = ["/run/sbxd/worker.sock", "/run/sbxd/admin.sock", "/run/sbxd/launcher.sock",
@@ -343,6 +351,7 @@ answer([found, abstract, control, os.path.exists("/run/sbxd"), [name for name in
     assert all(name == ["@control"] for name in table), "the host's sockets are listed"
 
 
+@pytest.mark.case("ESC-11")
 async def test_an_abstract_socket_of_the_host_is_not_reached() -> None:
     """The name is really bound on the host, and really answers there."""
     name = f"\0sbxd-test-{secrets.token_hex(8)}"
@@ -362,6 +371,7 @@ with socket.socket(socket.AF_UNIX) as one:
 # --- what is planted ---------------------------------------------------------------------------
 
 
+@pytest.mark.case("FS-13")
 async def test_a_planted_program_is_not_run_for_a_bare_name() -> None:
     async with live() as environment:
         for name in ("python3", "ls", "env", "sh"):
@@ -382,6 +392,7 @@ async def test_a_planted_program_is_not_run_for_a_bare_name() -> None:
         assert refused.value.code is RejectedCode.COMMAND_NOT_FOUND
 
 
+@pytest.mark.case("ESC-18")
 async def test_a_setuid_program_gives_nothing() -> None:
     source = """
 import shutil, subprocess

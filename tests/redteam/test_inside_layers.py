@@ -12,7 +12,8 @@ import subprocess
 import pytest
 import trio
 
-from tests.redteam.live import PRELUDE, live, wait_process_on_the_host
+from sbxd.probes.probe import PRELUDE
+from tests.redteam.live import live, wait_process_on_the_host
 
 pytestmark = pytest.mark.gate("gate.sandbox.escape_denied")
 

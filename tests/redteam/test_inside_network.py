@@ -123,6 +123,7 @@ answer(attempt(connect, 2, ("127.0.0.1", 8099)))
         assert await control.look(own) == "ok"
 
 
+@pytest.mark.case("KRN-08")
 async def test_the_kernel_shows_one_interface_no_route_and_another_namespace() -> None:
     marker = f"marker-{secrets.token_hex(8)}"
     async with live() as environment, trio.open_nursery() as nursery:

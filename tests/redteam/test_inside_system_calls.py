@@ -1,16 +1,16 @@
-"""Which system calls a command has: each answer is the policy's, and what programs need works.
+"""Which system calls a command has, beyond what the probes ask (`test_inside_probes`).
 
 Source: CASES ESC-07, ESC-08, ESC-12, ESC-13, ESC-14, KRN-01 to KRN-10, KRN-14. Numbers are those of
 x86-64.
 """
 
-import platform
 import secrets
 
 import pytest
 import trio
 
-from tests.redteam.live import PRELUDE, Live, live, wait_process_on_the_host
+from sbxd.probes.probe import PRELUDE
+from tests.redteam.live import Live, live, wait_process_on_the_host
 
 pytestmark = [
     pytest.mark.needs("daemon"),
@@ -28,83 +28,9 @@ NAMESPACES = {
     "NEWPID": 0x20000000,
     "NEWNET": 0x40000000,
 }
-# Number and arguments; 0 where the refusal comes before any argument is looked at.
-REFUSED = {
-    "EPERM": {
-        "mount": (165, 0, 0, 0, 0, 0),
-        "umount2": (166, 0, 0),
-        "pivot_root": (155, 0, 0),
-        "chroot": (161, 0),
-        "setns": (308, 0, 0),
-        "ptrace": (101, 0, 0, 0, 0),
-        "process_vm_readv": (310, 1, 0, 0, 0, 0, 0),
-        "process_vm_writev": (311, 1, 0, 0, 0, 0, 0),
-        "pidfd_getfd": (438, 0, 0, 0),
-        "kcmp": (312, 1, 1, 0, 0, 0),
-        "add_key": (248, 0, 0, 0, 0, 0),
-        "request_key": (249, 0, 0, 0, 0),
-        "keyctl": (250, 0, 0, 0, 0, 0),
-        "bpf": (321, 0, 0, 0),
-        "perf_event_open": (298, 0, 0, 0, 0, 0),
-        "open_by_handle_at": (304, 0, 0, 0),
-        "kexec_load": (246, 0, 0, 0, 0),
-        "init_module": (175, 0, 0, 0),
-        "delete_module": (176, 0, 0),
-        "reboot": (169, 0, 0, 0, 0),
-        "swapon": (167, 0, 0),
-        "quotactl": (179, 0, 0, 0, 0),
-        "acct": (163, 0),
-        "iopl": (172, 3),
-        "syslog": (103, 3, 0, 0),
-        "sethostname": (170, 0, 0),
-        "settimeofday": (164, 0, 0),
-        "clock_settime": (227, 0, 0),
-        "setuid": (105, 0),
-        "setresgid": (119, 0, 0, 0),
-        "capset": (126, 0, 0),
-        "vhangup": (153,),
-    },
-    "ENOSYS": {
-        "clone3": (435, 0, 0),
-        "io_uring_setup": (425, 1, 0),
-        "io_uring_enter": (426, 0, 0, 0, 0, 0),
-        "userfaultfd": (323, 0),
-        "open_tree": (428, 0, 0, 0),
-        "move_mount": (429, 0, 0, 0, 0, 0),
-        "fsopen": (430, 0, 0),
-        "fsmount": (432, 0, 0, 0),
-        "mount_setattr": (442, 0, 0, 0, 0, 0),
-        "open_tree_attr": (467, 0, 0, 0, 0, 0),
-        "splice": (275, 0, 0, 0, 0, 0, 0),
-        "vmsplice": (278, 0, 0, 0, 0),
-        "tee": (276, 0, 0, 0, 0),
-        "fanotify_init": (300, 0, 0),
-        "name_to_handle_at": (303, 0, 0, 0, 0, 0),
-        "modify_ldt": (154, 0, 0, 0),
-        "unknown 600": (600,),
-        "unknown 999": (999,),
-    },
-}
 
 
-async def test_every_refused_call_is_answered_as_the_policy_says() -> None:
-    assert platform.machine() == "x86_64"
-    calls = {name: words for each in REFUSED.values() for name, words in each.items()}
-    source = f"answer({{n: syscall(*w) for n, w in {calls!r}.items()}})"
-    async with live() as environment:
-        found = await environment.look(source)
-    expected = {name: code for code, each in REFUSED.items() for name in each}
-    assert found == expected
-
-
-async def test_the_probe_tells_a_call_that_works_from_one_that_does_not() -> None:
-    """The control of the table above."""
-    source = "answer([syscall(39), syscall(102), syscall(3, 999), syscall(21, b'/none', 0)])"
-    async with live() as environment:
-        found = await environment.look(source)
-    assert found == ["ok", "ok", "EBADF", "ENOENT"]
-
-
+@pytest.mark.case("ESC-07")
 @pytest.mark.parametrize("name", NAMESPACES)
 async def test_no_namespace_can_be_made(name: str) -> None:
     flag = NAMESPACES[name]
@@ -128,6 +54,7 @@ answer([syscall(272, {flag}), by_clone, clone(0)])
     assert control == "ok"
 
 
+@pytest.mark.case("ESC-16", "KRN-07", "KRN-08")
 async def test_only_unix_and_tcp_sockets_can_be_made() -> None:
     source = """
 types = {"stream": 1, "dgram": 2, "raw": 3, "seqpacket": 5, "dccp": 6, "packet": 10}
@@ -160,6 +87,7 @@ answer([made, sorted(codes), pairs, named])
     assert set(named.values()) == {"EAFNOSUPPORT"}
 
 
+@pytest.mark.case("KRN-09")
 async def test_dangerous_socket_options_are_refused_and_ordinary_ones_work() -> None:
     source = """
 one = socket.socket()
@@ -179,6 +107,7 @@ answer([found, control])
     assert control == ["ok", "ok"]
 
 
+@pytest.mark.case("KRN-05")
 async def test_terminal_tricks_are_refused_also_with_high_bits() -> None:
     source = """
 requests = {"TIOCSTI": 0x5412, "TIOCLINUX": 0x541C, "TIOCSETD": 0x5423, "TIOCSCTTY": 0x540E,
@@ -199,6 +128,7 @@ answer([found, control, attempt(open, "/dev/tty"), attempt(os.openpty)])
     assert (tty, pty) == ("ENOENT", "ENOENT")
 
 
+@pytest.mark.case("KRN-10")
 async def test_personality_cannot_weaken_and_can_be_asked() -> None:
     source = """
 weak = (0x0040000, 0x0400000, 0x0200000, 0x8000000, 1 << 40 | 0x40000)
@@ -211,6 +141,7 @@ answer([found, syscall(135, 0xFFFFFFFF), syscall(135, 0)])
     assert (query, reset) == ("ok", "ok")
 
 
+@pytest.mark.case("KRN-06")
 @pytest.mark.parametrize(
     ("name", "code"),
     [
@@ -243,6 +174,7 @@ print("native works", flush=True)
         assert len(lines) == 1
 
 
+@pytest.mark.case("KRN-04")
 async def test_a_key_left_behind_is_not_found_by_the_next() -> None:
     """There are no keys at all; the control is that the answer is a refusal, not emptiness."""
     source = """

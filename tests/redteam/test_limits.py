@@ -31,6 +31,7 @@ def _host_processes() -> int:
     return sum(1 for entry in os.listdir("/proc") if entry.isdigit())
 
 
+@pytest.mark.case("RES-03")
 async def test_an_allocator_is_ended_with_memory_and_its_last_line_arrives() -> None:
     async with live() as environment:
         result = await environment.python(ALLOCATOR)
@@ -51,6 +52,7 @@ async def test_an_allocator_below_the_limit_is_left_alone() -> None:
     assert result.stdout == b"50331648\n"
 
 
+@pytest.mark.case("RES-03")
 async def test_a_child_killed_for_memory_behind_its_parents_back_is_memory() -> None:
     source = f"""
 import subprocess, sys
@@ -79,6 +81,7 @@ except MemoryError:
     assert result.exit_code == 7
 
 
+@pytest.mark.case("RES-01")
 async def test_a_fork_bomb_is_ended_with_pids_and_the_host_stays_flat() -> None:
     source = """
 import os, time
@@ -128,6 +131,7 @@ print("done", done, flush=True)
     assert result.stdout == b"done 150\n"
 
 
+@pytest.mark.case("RES-06")
 async def test_a_sleeper_and_its_daemons_are_ended_with_timeout_and_none_survives() -> None:
     source = """
 import os, signal, sys, time
@@ -156,6 +160,7 @@ time.sleep(3600)
     assert survivors <= 2, f"processes besides init and the lister: {seen.stdout!r}"
 
 
+@pytest.mark.case("RES-07")
 async def test_endless_output_is_ended_with_exactly_the_cap() -> None:
     async with live() as environment:
         daemon = _daemon_rss()
@@ -180,6 +185,7 @@ async def test_output_of_exactly_the_cap_is_no_violation() -> None:
     assert len(result.stdout) == 70_000
 
 
+@pytest.mark.case("RES-05")
 async def test_a_background_holder_of_stdout_does_not_delay_the_reply() -> None:
     async with live() as environment:
         result = await environment.run("sh", "-c", "sleep 60 & echo out; exit 3")

@@ -38,6 +38,7 @@ print(sorted(seen))
 """
 
 
+@pytest.mark.case("FS-03")
 @pytest.mark.parametrize("target", ["/etc", "../etc", "/proc/self/root/etc"])
 async def test_no_call_follows_a_directory_that_becomes_a_link(target: str) -> None:
     outcomes: Counter[str] = Counter()
@@ -69,6 +70,7 @@ async def test_no_call_follows_a_directory_that_becomes_a_link(target: str) -> N
     assert outcomes["read refused"] > 0, "the swap was never met: nothing was tried"
 
 
+@pytest.mark.case("FS-02", "FS-06")
 async def test_a_file_that_is_swapped_for_a_link_or_a_pipe_is_never_followed_or_waited_for() -> (
     None
 ):
@@ -97,6 +99,7 @@ while not os.path.exists("stop"):
     assert len(outcomes) == 2, "one kind was never met"
 
 
+@pytest.mark.case("FS-03")
 async def test_a_working_directory_that_becomes_a_link_is_never_outside() -> None:
     """The next command starts while what the last one left is a link; only one runs at a time."""
     async with live() as environment:

@@ -58,6 +58,7 @@ answer([sorted(set(hits)), looked])
 """
 
 
+@pytest.mark.case("FS-15")
 @pytest.mark.parametrize("tenants", [("tenant-1", "tenant-1"), ("tenant-1", "tenant-2")])
 async def test_a_neighbours_file_is_nowhere_to_be_found(tenants: tuple[str, str]) -> None:
     marker = f"secret-{secrets.token_hex(8)}"
@@ -70,6 +71,7 @@ async def test_a_neighbours_file_is_nowhere_to_be_found(tenants: tuple[str, str]
     assert looked > 100
 
 
+@pytest.mark.case("FS-15")
 @pytest.mark.parametrize("tenants", [("tenant-1", "tenant-1"), ("tenant-1", "tenant-2")])
 async def test_a_path_or_a_planted_link_leads_nowhere(tenants: tuple[str, str]) -> None:
     async with live(tenant=tenants[0]) as victim, live(tenant=tenants[1]) as attacker:
@@ -108,6 +110,7 @@ async def _host_paths(victim: Live) -> list[str]:
     ]
 
 
+@pytest.mark.case("ESC-09", "FS-15")
 async def test_a_neighbours_pid_on_the_host_gives_no_way_in() -> None:
     marker = f"marker-{secrets.token_hex(8)}"
     async with live() as victim, live() as attacker, trio.open_nursery() as nursery:
@@ -134,6 +137,7 @@ answer([found, attempt(os.stat, f"/proc/{{os.getpid()}}/root/workspace/own")])
     assert control == "ok"
 
 
+@pytest.mark.case("FS-15")
 async def test_two_environments_have_other_uids_on_the_host_and_other_file_systems() -> None:
     found = []
     async with live() as one, live() as other, trio.open_nursery() as nursery:

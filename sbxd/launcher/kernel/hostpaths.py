@@ -23,6 +23,7 @@ from sbxd.port.ids import ENVIRONMENT_ID_PATTERN
 
 STATE_DIRECTORY = "/var/lib/sbxd"
 SHARE_DIRECTORY = "/usr/share/sbxd"
+PROFILES_DIRECTORY = "/etc/sbxd/seccomp"
 CGROUP_ROOT = "/sys/fs/cgroup"
 SLICE = "sbx.slice"
 SCOPE_PREFIX = "sbx-"
@@ -36,6 +37,7 @@ SECURITYFS = "/sys/kernel/security"
 APPARMOR_PROFILES = f"{SECURITYFS}/apparmor/profiles"
 APPARMOR_POLICY = "/etc/apparmor.d"
 LOOP_CONTROL = "/dev/loop-control"
+PROFILE_BYTES_MAX = 1024 * 1024
 SYSTEM_PATH = "/usr/sbin:/usr/bin:/sbin:/bin"
 
 _ENVIRONMENT_ID = re.compile(ENVIRONMENT_ID_PATTERN)
@@ -160,7 +162,7 @@ def _require_ours(directory: int) -> None:
     status = os.fstat(directory)
     if status.st_uid != 0 or stat.S_IMODE(status.st_mode) & 0o022:
         raise UntrustedDirectory(
-            1, "a directory of the launcher is not root's alone: chown root, chmod go-w"
+            1, "a directory or file of the launcher is not root's alone: chown root, chmod go-w"
         )
 
 
@@ -189,6 +191,35 @@ def seccomp_profile(name: str) -> str:
         if os.path.isfile(path):
             return path
     raise FileNotFoundError(errno.ENOENT, "the syscall profile is not installed", name)
+
+
+def operator_profiles() -> dict[str, bytes]:
+    """The operator's own syscall profiles by name: each `NAME.json` of a directory that, like
+    the files in it, is root's alone; none where there is no directory.
+
+    Raises UntrustedDirectory, and OSError for a file that is not a small regular one.
+    """
+    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+    found = {}
+    try:
+        directory = os.open(PROFILES_DIRECTORY, flags | os.O_DIRECTORY)
+    except FileNotFoundError:
+        return {}
+    try:
+        _require_ours(directory)
+        for entry in sorted(os.listdir(directory)):
+            name = entry.removesuffix(".json")
+            if name == entry:
+                continue
+            with os.fdopen(os.open(entry, flags, dir_fd=directory), "rb") as file:
+                _require_ours(file.fileno())
+                status = os.fstat(file.fileno())
+                if not stat.S_ISREG(status.st_mode) or status.st_size > PROFILE_BYTES_MAX:
+                    raise OSError(errno.EINVAL, f"seccomp profile {name!a} is not a small file")
+                found[name] = file.read(PROFILE_BYTES_MAX)
+    finally:
+        os.close(directory)
+    return found
 
 
 _FLAG_FILES = {

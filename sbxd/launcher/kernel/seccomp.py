@@ -22,7 +22,7 @@ import pyseccomp
 
 from sbxd.launcher.kernel import hostpaths
 
-_WORD = 0xFFFF_FFFF_FFFF_FFFF
+WORD = 0xFFFF_FFFF_FFFF_FFFF
 _BYTES_MAX = 4096 * 8  # the kernel's limit: 4096 instructions of 8 bytes
 
 
@@ -31,7 +31,7 @@ class ProfileError(ValueError):
 
 
 class ProfileName(StrEnum):
-    """The three profiles that are shipped."""
+    """The profiles that are shipped."""
 
     WORKLOAD = "workload"
     INIT = "init"
@@ -78,10 +78,10 @@ class _Argument(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def test(self) -> tuple[int, int]:
         """(mask, value) such that the argument matches when argument & mask == value."""
-        mask, value = _WORD, self.value
+        mask, value = WORD, self.value
         if self.op is _Operator.MASKED_EQ:
             mask, value = self.value, self.valueTwo
-        if max(mask, value) > _WORD or value & ~mask or not mask:
+        if max(mask, value) > WORD or value & ~mask or not mask:
             raise ProfileError(f"argument {self.index} can never match")
         return mask, value
 
@@ -111,9 +111,10 @@ class _Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     syscalls: Annotated[tuple[_Entry, ...], msgspec.Meta(min_length=1)]
 
 
-_Test = tuple[int, int]  # mask, value
-_Condition = Mapping[int, _Test]  # argument index -> test; all of them hold
-_AT_LEAST = -1  # in place of a mask: the argument is at least `value`
+Test = tuple[int, int]  # mask, value
+Condition = Mapping[int, Test]  # argument index -> test; all of them hold
+Rule = tuple[int, Condition]  # libseccomp's action, and when
+AT_LEAST = -1  # in place of a mask: the argument is at least `value`
 
 
 def profile_text(name: ProfileName) -> bytes:
@@ -128,12 +129,7 @@ def compile_profile(text: bytes) -> CompiledProfile:
     Raises ProfileError (the text is not a profile, or says two things about one call) and
     OSError (libseccomp's refusal).
     """
-    try:
-        profile = msgspec.json.decode(text, type=_Profile)
-    except msgspec.DecodeError as problem:
-        raise ProfileError(str(problem)) from None
-    if profile.defaultAction is not _Action.ERRNO:
-        raise ProfileError("the default must refuse with an errno")
+    profile = _decode(text)
     program = pyseccomp.SyscallFilter(pyseccomp.ERRNO(profile.defaultErrnoRet))
     program.set_attr(pyseccomp.Attr.ACT_BADARCH, pyseccomp.KILL_PROCESS)
     program.set_attr(pyseccomp.Attr.CTL_NNP, 0)  # the child sets it itself, earlier
@@ -141,12 +137,12 @@ def compile_profile(text: bytes) -> CompiledProfile:
     program.set_attr(pyseccomp.Attr.API_SYSRAWRC, 1)
     program.set_attr(pyseccomp.Attr.CTL_OPTIMIZE, 2)  # a binary tree instead of a chain
     unknown = []
-    for name, entries in sorted(_by_name(profile).items()):
+    for name, rules in _rules_by_name(profile).items():
         number = pyseccomp.resolve_syscall(pyseccomp.system_arch(), name)
         if number == -1:
             unknown.append(name)
             continue
-        for action, condition in _rules(name, entries):
+        for action, condition in rules:
             if action == pyseccomp.ERRNO(profile.defaultErrnoRet):
                 continue  # what the default says anyway; libseccomp refuses the repetition
             program.add_rule(action, number, *_arguments(condition))
@@ -156,15 +152,45 @@ def compile_profile(text: bytes) -> CompiledProfile:
     return CompiledProfile(bpf, pfc.decode("ascii"), tuple(unknown))
 
 
-def _by_name(profile: _Profile) -> dict[str, list[_Entry]]:
+def rules_of(text: bytes) -> dict[str, list[Rule]]:
+    """What a profile says of each name that it lists: disjoint rules, one of which meets each
+    call. Raises ProfileError."""
+    return _rules_by_name(_decode(text))
+
+
+def syscall_name(number: int) -> str:
+    """The native name of a number, or the number as text."""
+    try:
+        return str(pyseccomp.resolve_syscall(pyseccomp.system_arch(), number).decode())
+    except ValueError:
+        return str(number)
+
+
+def syscall_number(name: str) -> int:
+    """The native number; negative where there is none."""
+    return int(pyseccomp.resolve_syscall(pyseccomp.system_arch(), name))
+
+
+def _decode(text: bytes) -> _Profile:
+    try:
+        profile = msgspec.json.decode(text, type=_Profile)
+    except msgspec.DecodeError as problem:
+        raise ProfileError(str(problem)) from None
+    if profile.defaultAction is not _Action.ERRNO:
+        raise ProfileError("the default must refuse with an errno")
+    return profile
+
+
+def _rules_by_name(profile: _Profile) -> dict[str, list[Rule]]:
     entries: dict[str, list[_Entry]] = {}
     for entry in profile.syscalls:
         for name in entry.names:
             entries.setdefault(name, []).append(entry)
-    return entries
+    default = int(pyseccomp.ERRNO(profile.defaultErrnoRet))
+    return {name: list(_rules(name, each, default)) for name, each in sorted(entries.items())}
 
 
-def _rules(name: str, entries: list[_Entry]) -> Iterable[tuple[int, _Condition]]:
+def _rules(name: str, entries: list[_Entry], default: int) -> Iterable[Rule]:
     plain = [entry for entry in entries if not entry.args]
     conditional = []
     for entry in entries:
@@ -179,12 +205,12 @@ def _rules(name: str, entries: list[_Entry]) -> Iterable[tuple[int, _Condition]]
     if len(plain) > 1:
         raise ProfileError(f"{name}: two entries without arguments")
     yield from conditional
-    for entry in plain:
-        for condition in _complement([condition for _, condition in conditional]):
-            yield entry.code(), condition
+    otherwise = plain[0].code() if plain else default
+    for condition in complement([condition for _, condition in conditional]):
+        yield otherwise, condition
 
 
-def _overlap(first: _Condition, second: _Condition) -> bool:
+def _overlap(first: Condition, second: Condition) -> bool:
     """Whether some call satisfies both."""
     for index in first.keys() & second.keys():
         (mask_a, value_a), (mask_b, value_b) = first[index], second[index]
@@ -193,7 +219,7 @@ def _overlap(first: _Condition, second: _Condition) -> bool:
     return True
 
 
-def _complement(conditions: list[_Condition]) -> Iterable[dict[int, _Test]]:
+def complement(conditions: list[Condition]) -> Iterable[dict[int, Test]]:
     """Disjoint conditions that hold exactly where none of `conditions` does."""
     if not conditions:
         yield {}
@@ -202,26 +228,26 @@ def _complement(conditions: list[_Condition]) -> Iterable[dict[int, _Test]]:
         return
     index = min(min(condition) for condition in conditions)
     free = [condition for condition in conditions if index not in condition]
-    values: dict[_Test, list[_Condition]] = {}
+    values: dict[Test, list[Condition]] = {}
     for condition in conditions:
         if index in condition:
             rest = {key: test for key, test in condition.items() if key != index}
             values.setdefault(condition[index], []).append(rest)
     for test, rests in values.items():
-        for condition in _complement(rests + free):
+        for condition in complement(rests + free):
             yield {index: test, **condition}
     for test in _outside(list(values)):
-        for condition in _complement(free):
+        for condition in complement(free):
             yield {index: test, **condition}
 
 
-def _outside(tests: list[_Test]) -> Iterable[_Test]:
+def _outside(tests: list[Test]) -> Iterable[Test]:
     """Disjoint tests of one argument that hold exactly where none of `tests` does."""
     masks = {mask for mask, _ in tests}
-    if masks == {_WORD}:
+    if masks == {WORD}:
         bits = max(value for _, value in tests).bit_length()
-        yield _AT_LEAST, 1 << bits
-        high = _WORD & ~((1 << bits) - 1)
+        yield AT_LEAST, 1 << bits
+        high = WORD & ~((1 << bits) - 1)
         yield from _prefixes(tests, high, 0, [1 << bit for bit in reversed(range(bits))])
     else:
         union = 0
@@ -231,7 +257,7 @@ def _outside(tests: list[_Test]) -> Iterable[_Test]:
         yield from _prefixes(tests, 0, 0, order)
 
 
-def _prefixes(tests: list[_Test], mask: int, value: int, bits: list[int]) -> Iterable[_Test]:
+def _prefixes(tests: list[Test], mask: int, value: int, bits: list[int]) -> Iterable[Test]:
     """The parts of the space (mask, value), split bit by bit, that meet no test."""
     near = [
         (test_mask, test_value)
@@ -245,12 +271,12 @@ def _prefixes(tests: list[_Test], mask: int, value: int, bits: list[int]) -> Ite
         yield from _prefixes(near, mask | bits[0], value | bits[0], bits[1:])
 
 
-def _arguments(condition: _Condition) -> list[Any]:
+def _arguments(condition: Condition) -> list[Any]:
     arguments = []
     for index, (mask, value) in sorted(condition.items()):
-        if mask == _AT_LEAST:
+        if mask == AT_LEAST:
             arguments.append(pyseccomp.Arg(index, pyseccomp.GE, value))
-        elif mask == _WORD:
+        elif mask == WORD:
             arguments.append(pyseccomp.Arg(index, pyseccomp.EQ, value))
         else:
             arguments.append(pyseccomp.Arg(index, pyseccomp.MASKED_EQ, mask, value))

@@ -1,8 +1,10 @@
-"""A classic BPF machine for seccomp programs, so that a review can see every answer of a filter.
+"""A classic BPF machine for seccomp programs, so that every answer of a filter can be seen.
 
-It knows what libseccomp emits and refuses everything else. Independent of the compiler under test.
+It knows what libseccomp emits and refuses everything else. Independent of the compiler, whose
+programs it is there to judge.
 """
 
+import errno
 from collections.abc import Sequence
 from struct import Struct
 
@@ -57,8 +59,6 @@ class Program:
 
 def describe(action: int) -> str:
     """`ALLOW`, `KILL_PROCESS` or the errno's name."""
-    import errno
-
     if action == ALLOW:
         return "ALLOW"
     if action == KILL_PROCESS:

@@ -1,0 +1,119 @@
+"""The catalogue of attacks and failures, by id: what each is about, in a few words, and for one
+without a complete test why.
+
+Tests name the cases that they cover by `@pytest.mark.case("ESC-01")`.
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Case:
+    """missing: what no test shows yet, or why none can."""
+
+    about: str
+    missing: str = ""
+
+
+CASES: dict[str, Case] = {
+    "ESC-01": Case("writing to the programs that run an environment, by /proc/PID/exe"),
+    "ESC-02": Case("descriptors of the host as working directory, program or leftover"),
+    "ESC-04": Case("a console that is swapped for a link: there is none, pipes alone"),
+    "ESC-05": Case(
+        "a false /proc in the image",
+        "mount points that are links are refused; a label that lands in a false file belongs to "
+        "the AppArmor layer",
+    ),
+    "ESC-06": Case("mounting control groups, a release agent"),
+    "ESC-07": Case("new namespaces by unshare, clone and clone3"),
+    "ESC-08": Case("entering another's namespaces"),
+    "ESC-09": Case("other processes and their files through /proc"),
+    "ESC-10": Case("kernel settings that run a program of the host; the core handler"),
+    "ESC-11": Case("abstract sockets of the host"),
+    "ESC-12": Case("tracing and reading init, or a process on its way into the environment"),
+    "ESC-13": Case("opening files by handle"),
+    "ESC-14": Case("the mount calls by descriptor"),
+    "ESC-15": Case("making and opening devices"),
+    "ESC-16": Case(
+        "virtual-machine sockets",
+        "here they do not exist; what answers a guest comes with the microvm mechanism",
+    ),
+    "ESC-17": Case("service sockets of the host by path"),
+    "ESC-18": Case("set-uid programs, file capabilities"),
+    "ESC-20": Case(
+        "changing one's own security label", "belongs to the AppArmor layer's own tests"
+    ),
+    "KRN-01": Case("io_uring, also at the start of Node"),
+    "KRN-02": Case("userfaultfd"),
+    "KRN-03": Case("calls that change or trace the kernel or the machine"),
+    "KRN-04": Case("keys left for the next"),
+    "KRN-05": Case("pushing input into a terminal, with high bits in the request"),
+    "KRN-06": Case("calls of another architecture"),
+    "KRN-07": Case("socket families and types"),
+    "KRN-08": Case("network administration and rare protocols"),
+    "KRN-09": Case("socket options that load code into the kernel or change framing"),
+    "KRN-10": Case("personalities that weaken a program"),
+    "KRN-11": Case(
+        "writing to the image's cached pages",
+        "the routes that are known are refused and a canary is compared; whether a kernel has the "
+        "bugs is not tested",
+    ),
+    "KRN-14": Case(
+        "unknown calls, and threads of runtimes that try clone3 first",
+        "with glibc, Go and Node; not with musl or a JVM, which the image lacks",
+    ),
+    "RES-01": Case("a fork bomb", "of processes; one of threads meets the same limit untested"),
+    "RES-03": Case("memory, also when a parent hides its child's death"),
+    "RES-04": Case(
+        "bytes, empty files and names on the volume",
+        "the limits hold; the reason DISK comes with the volume's evidence",
+    ),
+    "RES-05": Case("a background child that keeps the output open"),
+    "RES-06": Case("processes that leave the session and ignore signals"),
+    "RES-07": Case("endless output"),
+    "RES-08": Case(
+        "many short processes, none of which meets a CPU limit",
+        "the rate is the control group's (cpu.max is written and read back); no test bounds the "
+        "total",
+    ),
+    "RES-09": Case(
+        "running out of descriptors and queues",
+        "files, memory files and sockets; not inotify, timers or descriptors in flight",
+    ),
+    "RES-10": Case("sparse files of a huge size"),
+    "RES-11": Case(
+        "flushing to disk as a way to slow others",
+        "sync does nothing and syncfs does not exist; no test measures a neighbour's latency",
+    ),
+    "RES-12": Case(
+        "processes that stop or cannot be killed",
+        "stopped ones; none in uninterruptible sleep, which takes a broken device",
+    ),
+    "RES-15": Case(
+        "kernel memory",
+        "charged by the kernel to the same limit; no test grows dentries or sockets to it",
+    ),
+    "RES-16": Case(
+        "priorities, real-time classes, processor pinning",
+        "the classes are refused and the quota is written; no test measures a neighbour's share",
+    ),
+    "FS-01": Case("paths of every form"),
+    "FS-02": Case("links as the last component"),
+    "FS-03": Case("a directory swapped for a link while the service looks"),
+    "FS-04": Case("magic links, mount points"),
+    "FS-05": Case("hard links to what others own"),
+    "FS-06": Case("pipes, sockets and devices where a file is asked for"),
+    "FS-07": Case("names of any bytes"),
+    "FS-08": Case("files that change while they are read"),
+    "FS-09": Case("who wrote a file last"),
+    "FS-12": Case(
+        "a link swapped in during removal",
+        "the volume is dropped whole; links that are there are not followed, a race is not tried",
+    ),
+    "FS-13": Case("planted programs and libraries"),
+    "FS-14": Case(
+        "persistent directories replaced by links between runs",
+        "no directory outlives an environment, so there is nothing to replace",
+    ),
+    "FS-15": Case("two environments of one tenant"),
+}

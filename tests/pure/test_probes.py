@@ -1,0 +1,65 @@
+"""The shipped probes are well-formed data, and a wrong answer is told from a right one."""
+
+import ast
+import re
+
+import pytest
+
+from sbxd.probes import surroundings, system_calls
+from sbxd.probes.probe import Layer, Probe, judge, judge_outside, program, program_outside
+
+PROBES = (*system_calls.PROBES, *surroundings.PROBES)
+EXAMPLE = Probe(
+    id="example",
+    cases=("ESC-01",),
+    layer=Layer.SECCOMP,
+    source="answer({})",
+    inside={"a": frozenset({"EPERM"}), "b": frozenset({"EPERM", "ENOSYS"})},
+    controls={"c": "ok"},
+    outside={"a": "ok"},
+)
+RIGHT = {"a": "EPERM", "b": "ENOSYS", "c": "ok"}
+
+
+def test_a_right_answer_has_nothing_wrong() -> None:
+    assert judge(EXAMPLE, RIGHT) == ()
+    assert judge_outside(EXAMPLE, {**RIGHT, "a": "ok"}) == ()
+
+
+@pytest.mark.parametrize(
+    ("answer", "named"),
+    [
+        ({**RIGHT, "a": "ok"}, "a: 'ok', not EPERM"),
+        ({**RIGHT, "b": "EINVAL"}, "b: 'EINVAL', not ENOSYS or EPERM"),
+        ({**RIGHT, "c": "EPERM"}, "control c: 'EPERM', not ok"),
+        ({"b": "EPERM", "c": "ok"}, "a: None, not EPERM"),
+        ({**RIGHT, "d": "ok"}, "d: an attempt that the probe does not know"),
+        (["EPERM"], "the answer is no object"),
+        (None, "the answer is no object"),
+    ],
+)
+def test_a_wrong_answer_is_named(answer: object, named: str) -> None:
+    assert judge(EXAMPLE, answer) == (named,)
+
+
+@pytest.mark.parametrize("answer", [{"a": "EPERM"}, {}, None, []])
+def test_a_refusal_outside_makes_the_one_inside_worthless(answer: object) -> None:
+    assert len(judge_outside(EXAMPLE, answer)) == 1
+
+
+@pytest.mark.parametrize("probe", PROBES, ids=[probe.id for probe in PROBES])
+def test_a_probe_is_well_formed(probe: Probe) -> None:
+    assert re.fullmatch(r"[a-z]+(-[a-z]+)*", probe.id)
+    assert probe.cases
+    assert probe.inside
+    assert probe.controls, "a probe without a control may fail for another reason"
+    assert not probe.inside.keys() & probe.controls.keys()
+    assert probe.outside.keys() <= probe.inside.keys()
+    assert all("ok" not in admissible for admissible in probe.inside.values())
+    assert isinstance(ast.parse(program(probe)), ast.Module)
+    assert isinstance(ast.parse(program_outside(probe)), ast.Module)
+    assert not probe.outside or "ONLY" in probe.source
+
+
+def test_ids_are_of_one_probe_each() -> None:
+    assert len({probe.id for probe in PROBES}) == len(PROBES)

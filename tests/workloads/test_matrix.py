@@ -1,0 +1,44 @@
+"""docs/workloads.md is the rows' table. To write it anew: python -m tests.workloads.test_matrix"""
+
+from pathlib import Path
+
+from tests.workloads.rows import ROWS
+
+PAGE = Path(__file__).parents[2] / "docs" / "workloads.md"
+HEAD = """# What runs in an environment
+
+Each row is a test (`tests/workloads/`): the program runs in a real environment under the shipped
+filter, and again on the same files without one; the outputs are compared. This page is generated
+from the rows.
+
+| program | what it does | in an environment |
+|---|---|---|
+"""
+FOOT = """
+Two habits that help: keep build caches below the workspace (`/tmp` is memory, a quarter of the
+limit), and size thread pools from the CPU limit and not from the number of the host's processors.
+"""
+
+
+def page() -> str:
+    """The whole page."""
+    rows = [
+        f"| {row.name} | {row.does} | "
+        + (f"refused: {row.refused} |" if row.refused else "works, same output |")
+        for row in ROWS
+    ]
+    return HEAD + "\n".join(rows) + "\n" + FOOT
+
+
+def test_the_page_of_workloads_is_what_the_rows_say() -> None:
+    assert PAGE.read_text("utf-8") == page(), __doc__
+
+
+def test_a_row_that_does_not_work_has_a_reason_and_a_control() -> None:
+    for row in ROWS:
+        assert bool(row.refused) == bool(row.outside), row.name
+        assert row.outside != row.says, row.name
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), "utf-8")
