@@ -40,9 +40,7 @@ CASES: dict[str, Case] = {
     ),
     "ESC-17": Case("service sockets of the host by path"),
     "ESC-18": Case("set-uid programs, file capabilities"),
-    "ESC-20": Case(
-        "changing one's own security label", "belongs to the AppArmor layer's own tests"
-    ),
+    "ESC-20": Case("changing one's own security label"),
     "KRN-01": Case("io_uring, also at the start of Node"),
     "KRN-02": Case("userfaultfd"),
     "KRN-03": Case("calls that change or trace the kernel or the machine"),
@@ -65,8 +63,7 @@ CASES: dict[str, Case] = {
     "RES-01": Case("a fork bomb", "of processes; one of threads meets the same limit untested"),
     "RES-03": Case("memory, also when a parent hides its child's death"),
     "RES-04": Case(
-        "bytes, empty files and names on the volume",
-        "the limits hold; the reason DISK comes with the volume's evidence",
+        "bytes, empty files, attributes and names on the volume",
     ),
     "RES-05": Case("a background child that keeps the output open"),
     "RES-06": Case("processes that leave the session and ignore signals"),
@@ -91,7 +88,7 @@ CASES: dict[str, Case] = {
     ),
     "RES-15": Case(
         "kernel memory",
-        "charged by the kernel to the same limit; no test grows dentries or sockets to it",
+        "pipes and sockets are grown to the limit; dentries and mounts are not",
     ),
     "RES-16": Case(
         "priorities, real-time classes, processor pinning",

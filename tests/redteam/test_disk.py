@@ -77,6 +77,7 @@ def _is_disk(result: ExecutionResult) -> None:
     assert result.stdout == b"start\n"
 
 
+@pytest.mark.case("RES-04")
 @pytest.mark.parametrize("volume", VOLUMES)
 async def test_a_disk_filler_is_ended_with_disk_and_its_partial_output(volume: None) -> None:
     async with live() as environment:
@@ -91,6 +92,7 @@ async def test_a_disk_filler_is_ended_with_disk_and_its_partial_output(volume: N
     assert [change.path for change in result.files_changed] == ["filler"]
 
 
+@pytest.mark.case("RES-04")
 @pytest.mark.parametrize("volume", VOLUMES)
 async def test_a_file_count_filler_is_ended_with_disk_and_its_partial_output(volume: None) -> None:
     async with live() as environment:
@@ -102,6 +104,7 @@ async def test_a_file_count_filler_is_ended_with_disk_and_its_partial_output(vol
     assert result.files_changed_truncated
 
 
+@pytest.mark.case("RES-04")
 @QUOTA
 async def test_attributes_are_charged_to_the_volume() -> None:
     async with live() as environment:
@@ -118,6 +121,7 @@ async def test_a_loop_volume_takes_no_attribute_beyond_what_an_inode_holds() -> 
     assert result.usage.workspace_bytes < MIB
 
 
+@pytest.mark.case("RES-04")
 @pytest.mark.parametrize("volume", VOLUMES)
 async def test_names_of_one_file_are_charged_to_the_volume(volume: None) -> None:
     async with live() as environment:

@@ -51,6 +51,7 @@ async def test_a_command_and_what_it_starts_carry_the_profile_inside_and_outside
             nursery.cancel_scope.cancel()
 
 
+@pytest.mark.case("ESC-20")
 @pytest.mark.needs("daemon", "apparmor")
 async def test_a_command_cannot_change_its_label() -> None:
     source = """

@@ -115,6 +115,7 @@ BOUND = {
 }
 
 
+@pytest.mark.case("RES-15")
 @pytest.mark.parametrize("kind", HOLDERS)
 async def test_what_is_no_heap_is_charged_and_bounded(kind: str) -> None:
     program = PROGRAM.format(holder=HOLDERS[kind])
