@@ -87,6 +87,10 @@ def start_failure(failure: frames.RunFailed) -> Exception:
             return MechanismError(step, number)
 
 
+# How long the next command's process waits for the caller's next word.
+NEXT_LEAF_SECONDS = 0.02
+
+
 class NamespacesSandbox:
     """Implements sbxd.mechanism.protocol.Sandbox."""
 
@@ -119,6 +123,7 @@ class NamespacesSandbox:
         self._steward_stream = trio.SocketStream(_socket(fds["steward_channel"]))
         self._steward = StewardClient(self._steward_stream)
         self._lost = trio.Event()
+        self._wanted = trio.Event()
         self._lost_part = "init"
         self._ending = False
         self._released = False
@@ -260,6 +265,7 @@ class NamespacesSandbox:
                     streams.close()
 
     async def _next_leaf(self) -> Leaf:
+        self._wanted.set()
         try:
             ahead = await self._demand.receive()
         except (trio.EndOfChannel, trio.ClosedResourceError):
@@ -269,6 +275,9 @@ class NamespacesSandbox:
         return ahead
 
     async def _make_next_leaf(self, number: int) -> None:
+        # An environment that is destroyed after one command needs no second process.
+        with trio.move_on_after(NEXT_LEAF_SECONDS):
+            await self._wanted.wait()
         try:
             with await self._client.request(
                 lambda ticket: LeafRequest(
@@ -303,6 +312,7 @@ class NamespacesSandbox:
             leaf.close()
         else:
             # Not sooner: init makes the next process, and it reports this one's end.
+            self._wanted = trio.Event()
             self._tasks.start_soon(self._make_next_leaf, leaf.number + 1)
             self._tasks.start_soon(self._drop_leaf, leaf)
 
