@@ -1,7 +1,8 @@
-"""What a command finds around itself, and that there is nothing else.
+"""What the probes cannot see from inside (`test_inside_probes`): what the host says of a command,
+what the worker is told, and what a neighbour or the host has that is not to be found.
 
-Source: DESIGN 3.10, CASES ESC-02, ESC-04, ESC-09, ESC-10, ESC-11, ESC-15, ESC-17, ESC-18,
-FS-13. System calls are in `test_inside_system_calls`, the network in `test_inside_network`.
+Source: DESIGN 3.10, CASES ESC-02, ESC-09, ESC-10, ESC-11, ESC-18, FS-02, FS-13. The network is in
+`test_inside_network`.
 """
 
 import secrets
@@ -9,11 +10,12 @@ import socket
 import tarfile
 
 import pytest
+import trio
 
 from sbxd.port.errors import ExecutionRejected, RejectedCode
 from sbxd.probes.process import CORE_LIMIT, SET_UID
 from sbxd.probes.surroundings import PROCESSES
-from tests.redteam.live import live
+from tests.redteam.live import Live, live, wait_process_on_the_host
 from tests.redteam.probing import find_nothing_wrong
 
 pytestmark = [
@@ -66,6 +68,26 @@ async def test_a_descriptor_is_no_program(program: str) -> None:
         with pytest.raises(ExecutionRejected):
             await environment.run(program)
         assert (await environment.run("/bin/true")).exit_code == 0
+
+
+async def test_the_workload_on_the_host_is_a_stranger_with_no_power() -> None:
+    """What the host's kernel says of the process itself, not what it says inside."""
+    marker = f"marker-{secrets.token_hex(8)}"
+    async with live() as environment, trio.open_nursery() as nursery:
+        nursery.start_soon(_sleep, environment, marker)
+        process = await wait_process_on_the_host(marker)
+        lines = (process / "status").read_text().splitlines()
+        fields = {
+            line.split(":\t")[0]: line.split(":\t")[1].split() for line in lines if "\t" in line
+        }
+        init = (process / "cgroup").read_text()
+        nursery.cancel_scope.cancel()
+    assert 1879048192 <= int(fields["Uid"][0]) <= 2147483647
+    assert len(set(fields["Uid"] + fields["Gid"])) == 1
+    assert fields["CapEff"] == fields["CapBnd"] == ["0" * 16]
+    assert fields["NoNewPrivs"] == ["1"]
+    assert fields["Seccomp"] == ["2"]
+    assert f"sbx-{environment.handle.environment_id}.scope/box/exec-" in init
 
 
 @pytest.mark.case("ESC-10")
@@ -151,3 +173,7 @@ print("über", flush=True)
         result = await environment.python(source)
         assert result.exit_code == 0, result
         assert result.stdout.decode() == "über\n"
+
+
+async def _sleep(environment: Live, marker: str) -> None:
+    await environment.run("python3", "-c", "import time; time.sleep(600)", marker)
