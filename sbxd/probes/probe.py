@@ -5,8 +5,8 @@ an ordinary command in an environment, decodes the JSON that it prints and asks 
 `outside` is set, `program_outside`, run as root without a sandbox, must answer that, or the
 refusals say nothing about the layer that they are credited to.
 
-Invariants: a program prints one JSON object, of attempt to outcome ("ok" or the name of an errno);
-it needs Python and nothing else; it leaves the environment usable.
+Invariants: a program prints one JSON object, of attempt to outcome ("ok", the name of an errno, or
+for a look what is seen); it needs Python and nothing else; it leaves the environment usable.
 Deliberately absent: running anything.
 """
 
@@ -18,14 +18,21 @@ from enum import StrEnum
 class Layer(StrEnum):
     """What is to stop the attempts."""
 
-    SECCOMP = "seccomp"
+    APPARMOR = "apparmor"
+    DESCRIPTORS = "descriptors"
+    IDENTITY = "identity"
+    LANDLOCK = "landlock"
     MOUNTS = "mounts"
+    NETWORK_NAMESPACE = "network_namespace"
     PID_NAMESPACE = "pid_namespace"
+    RESOURCE_LIMITS = "resource_limits"
+    SECCOMP = "seccomp"
 
 
 @dataclass(frozen=True)
 class Probe:
-    """id: of small letters and dashes. cases: ids of the catalogue (docs/cases.md).
+    """id: of small letters and dashes. cases: ids of the catalogue (docs/cases.md), which
+    has none for what every environment is to be like.
 
     source: Python that follows PRELUDE and calls `answer` once. inside: each attempt's admissible
     outcomes. controls: attempts that must succeed, or have exactly this outcome, in the same run.
@@ -61,6 +68,16 @@ def attempt(call, *arguments, **options):
     except OSError as error:
         return errno.errorcode.get(error.errno, repr(error))
     return "ok"
+
+
+def connect(family, address):
+    with socket.socket(family) as one:
+        one.settimeout(3)
+        one.connect(address)
+
+
+def listed(words):
+    return " ".join(sorted(map(str, words))) or "none"
 
 
 def answer(value):

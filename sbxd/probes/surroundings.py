@@ -1,4 +1,5 @@
-"""Probes of what environments share with the host: programs, control groups, pages of the image.
+"""Probes of what environments share with the host: programs, control groups, pages of the image,
+and who else is there: processes and sockets.
 
 They say what the attempts answer; that nothing has changed is for the driver to see from another
 environment or from the host.
@@ -102,4 +103,111 @@ answer(found)
     controls={"sendfile": "ok", "unchanged": "ok"},
 )
 
-PROBES = (PROGRAM_FILES, CONTROL_GROUPS, IMAGE_PAGES)
+PROCESSES = Probe(
+    id="processes",
+    cases=("ESC-09",),
+    layer=Layer.PID_NAMESPACE,
+    source="""
+import subprocess
+child = subprocess.Popen(["sleep", "30"])
+while not open(f"/proc/{child.pid}/cmdline").read().startswith("sleep"):
+    os.sched_yield()  # its exec is not complete
+seen = {pid: open("/proc/" + pid + "/cmdline").read().split("\\0")[0]
+        for pid in os.listdir("/proc") if pid.isdigit()}
+reached = set()
+for pid in range(1, 5000):
+    for name in ("root", "cwd", "exe"):
+        if attempt(os.readlink, f"/proc/{pid}/{name}") == "ok":
+            reached.add(str(pid))
+    for name in ("environ", "maps", "mem", "cmdline"):
+        if attempt(open, f"/proc/{pid}/{name}") == "ok":
+            reached.add(str(pid))
+own = {str(os.getpid()), str(child.pid)}
+child.kill()
+answer({
+    "others seen": listed(seen.keys() - own),
+    "others reached": listed(reached - own),
+    "a signal to 1": attempt(os.kill, 1, 0),
+    "a signal to none": attempt(os.kill, 2 ** 20, 0),
+    "the child": seen.get(str(child.pid)),
+    "own reached": "ok" if reached >= own else "ESRCH",
+})
+""",
+    inside={
+        "others seen": frozenset({"none"}),
+        "others reached": frozenset({"none"}),
+        "a signal to 1": frozenset({"EPERM"}),
+        "a signal to none": frozenset({"ESRCH"}),
+    },
+    controls={"the child": "sleep", "own reached": "ok"},
+)
+
+_SERVICES = (
+    "/run/sbxd/worker.sock",
+    "/run/sbxd/admin.sock",
+    "/run/sbxd/launcher.sock",
+    "/run/dbus/system_bus_socket",
+    "/var/run/dbus/system_bus_socket",
+    "/run/systemd/private",
+    "/run/systemd/notify",
+    "/run/systemd/journal/socket",
+    "/run/systemd/journal/stdout",
+    "/run/systemd/journal/dev-log",
+    "/dev/log",
+    "/run/docker.sock",
+    "/var/run/docker.sock",
+    "/run/containerd/containerd.sock",
+    "/run/podman/podman.sock",
+    "/run/user/0/bus",
+)
+_ABSTRACT = ("/org/freedesktop/systemd1/notify", "/containerd-shim/x.sock", "sbxd", "/tmp/dbus-x")  # noqa: S108
+
+SERVICE_SOCKETS = Probe(
+    id="service-sockets",
+    cases=("ESC-17",),
+    layer=Layer.MOUNTS,
+    source=f"PATHS = {_SERVICES!r}"
+    + """
+found = {path: attempt(connect, socket.AF_UNIX, path) for path in PATHS}
+found["/run/sbxd"] = attempt(os.stat, "/run/sbxd")
+with socket.socket(socket.AF_UNIX) as listening:
+    listening.bind("/workspace/probe.sock")
+    listening.listen()
+    found["own"] = attempt(connect, socket.AF_UNIX, "/workspace/probe.sock")
+os.unlink("/workspace/probe.sock")
+answer(found)
+""",
+    inside=dict.fromkeys((*_SERVICES, "/run/sbxd"), frozenset({"ENOENT"})),
+    controls={"own": "ok"},
+)
+
+ABSTRACT_SOCKETS = Probe(
+    id="abstract-sockets",
+    cases=("ESC-11",),
+    layer=Layer.NETWORK_NAMESPACE,
+    source=f"NAMES = {_ABSTRACT!r}"
+    + """
+found = {name: attempt(connect, socket.AF_UNIX, "\\0" + name) for name in NAMES}
+with socket.socket(socket.AF_UNIX) as listening:
+    listening.bind("\\0control")
+    listening.listen()
+    found["own"] = attempt(connect, socket.AF_UNIX, "\\0control")
+    table = [line.split()[7:] for line in open("/proc/net/unix").read().splitlines()[1:]]
+answer({**found, "listed": listed({name[0] for name in table if name} - {"@control"}),
+        "own listed": "ok" if ["@control"] in table else "ENOENT"})
+""",
+    inside={
+        **dict.fromkeys(_ABSTRACT, frozenset({"ECONNREFUSED"})),
+        "listed": frozenset({"none"}),
+    },
+    controls={"own": "ok", "own listed": "ok"},
+)
+
+PROBES = (
+    PROGRAM_FILES,
+    CONTROL_GROUPS,
+    IMAGE_PAGES,
+    PROCESSES,
+    SERVICE_SOCKETS,
+    ABSTRACT_SOCKETS,
+)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from sbxd.probes.probe import Layer, Probe
 
 # Number and arguments; 0 where the refusal comes before any argument is looked at.
-_REFUSED = {
+_REFUSED: dict[str, dict[str, tuple[object, ...]]] = {
     "EPERM": {
         "mount": (165, 0, 0, 0, 0, 0),
         "umount2": (166, 0, 0),
@@ -25,6 +25,9 @@ _REFUSED = {
         "add_key": (248, 0, 0, 0, 0, 0),
         "request_key": (249, 0, 0, 0, 0),
         "keyctl": (250, 0, 0, 0, 0, 0),
+        "keyctl for the session's keyring": (250, 0, -3, 1),
+        "keyctl to read the user's keyring": (250, 11, -4, 0, 0),
+        "request_key by name": (249, "$tls", "$off", 0, -3),
         "bpf": (321, 0, 0, 0),
         "perf_event_open": (298, 0, 0, 0, 0, 0),
         "open_by_handle_at": (304, 0, 0, 0),
@@ -170,6 +173,9 @@ _ATTEMPTS = (
         "ENOPROTOOPT",
         None,
     ),
+    _Attempt("TCP_ULP", (54, "$tcp", 6, 31, "$tls", 4), "ENOPROTOOPT", None),
+    _Attempt("TCP_MD5SIG", (54, "$tcp", 6, 14, "$zeros", 64), "ENOPROTOOPT", None),
+    _Attempt("IPT_SO_SET_REPLACE", (54, "$tcp", 0, 64, "$zeros", 64), "ENOPROTOOPT", None),
     _Attempt("TCP_REPAIR", (54, "$tcp", 6, 19, "$off", 4), "ENOPROTOOPT"),
     _Attempt("UDP_ENCAP", (54, "$tcp", 17, 100, "$off", 4), "ENOPROTOOPT", None),
     _Attempt("SO_BINDTODEVICE", (54, "$tcp", 1, 25, "$tls", 0), "ENOPROTOOPT"),
@@ -186,21 +192,13 @@ _ATTEMPTS = (
     _Attempt(
         "FS_IOC_FSSETXATTR with high bits", (16, "$fd", 0x401C5820 | _HIGH, "$zeros"), "EPERM", None
     ),
-    # ioctl 16: input pushed into a terminal, and its relatives
-    _Attempt("TIOCSTI", (16, 0, 0x5412, "$zeros"), "EPERM", None),
-    _Attempt("TIOCSTI with high bits", (16, 0, 0x5412 | _HIGH, "$zeros"), "EPERM", None),
-    _Attempt("TIOCLINUX", (16, 0, 0x541C, "$zeros"), "EPERM", None),
-    _Attempt("TIOCLINUX with high bits", (16, 0, 0x541C | _HIGH, "$zeros"), "EPERM", None),
-    _Attempt("TIOCSETD", (16, 0, 0x5423, "$zeros"), "EPERM", None),
-    _Attempt("TIOCSETD with high bits", (16, 0, 0x5423 | _HIGH, "$zeros"), "EPERM", None),
-    _Attempt("TIOCSCTTY", (16, 0, 0x540E, "$zeros"), "EPERM", None),
-    _Attempt("TIOCSCTTY with high bits", (16, 0, 0x540E | _HIGH, "$zeros"), "EPERM", None),
-    _Attempt("TIOCCONS", (16, 0, 0x541D, "$zeros"), "EPERM", None),
-    _Attempt("TIOCCONS with high bits", (16, 0, 0x541D | _HIGH, "$zeros"), "EPERM", None),
     # personality 135
     _Attempt("ADDR_NO_RANDOMIZE", (135, 0x40000), "EPERM"),
     _Attempt("READ_IMPLIES_EXEC", (135, 0x400000), "EPERM"),
+    _Attempt("ADDR_COMPAT_LAYOUT", (135, 0x200000), "EPERM"),
+    _Attempt("ADDR_LIMIT_3GB", (135, 0x8000000), "EPERM"),
     _Attempt("ADDR_NO_RANDOMIZE with high bits", (135, 0x40000 | _HIGH), "EPERM"),
+    _Attempt("ADDR_NO_RANDOMIZE with higher bits", (135, 0x40000 | 1 << 40), "EPERM"),
     # setsockopt 54 again
     _Attempt("SO_ATTACH_FILTER", (54, "$tcp", 1, 26, "$zeros", 16), "ENOPROTOOPT", None),
     _Attempt("SO_ATTACH_BPF", (54, "$tcp", 1, 50, "$off", 4), "ENOPROTOOPT", None),
@@ -219,6 +217,9 @@ _ORDINARY: dict[str, tuple[object, ...]] = {
     "SCHED_BATCH": (144, 0, 3, "$zeros"),
     "a TCP socket": (41, 2, 1, 6),
     "TCP_NODELAY": (54, "$tcp", 6, 1, "$off", 4),
+    "SO_REUSEADDR": (54, "$tcp", 1, 2, "$priority", 4),
+    "the personality": (135, 0xFFFFFFFF),
+    "the usual personality": (135, 0),
     "pipe2": (293, "$pair", 0x80000),
     "mmap": (9, 0, 1 << 21, 3, 0x22, -1, 0),
     "memfd_create": (319, "$tls", 1),
@@ -228,7 +229,7 @@ _ORDINARY: dict[str, tuple[object, ...]] = {
 
 REFUSED_ARGUMENTS = Probe(
     id="refused-arguments",
-    cases=("ESC-15", "KRN-05", "KRN-08", "KRN-09", "KRN-10", "RES-16"),
+    cases=("ESC-15", "KRN-08", "KRN-09", "KRN-10", "RES-16"),
     layer=Layer.SECCOMP,
     source=_source({**{each.name: each.call for each in _ATTEMPTS}, **_ORDINARY}),
     inside={each.name: frozenset({each.inside}) for each in _ATTEMPTS},

@@ -10,12 +10,18 @@ from pathlib import Path
 
 import pytest
 
-from sbxd.probes import surroundings, system_calls
+from sbxd.probes.catalogue import PROBES
+from sbxd.probes.probe import Layer
 from tests.cases.table import CASES
 
 REPOSITORY = Path(__file__).parents[2]
 PAGE = REPOSITORY / "docs" / "cases.md"
 PROBES_ARE_RUN_BY = "redteam/test_inside_probes.py::test_a_probe_finds_what_it_is_to_find"
+# Those of other gates or of layers that not every host has; they have tests of their own.
+RUN_ELSEWHERE = {
+    Layer.APPARMOR: "redteam/test_inside_layers.py::"
+    "test_the_probe_of_the_label_finds_what_it_is_to_find",
+}
 HEAD = """# Cases
 
 Attacks and failures that an environment is to withstand, and the tests that try them. ESC is
@@ -44,9 +50,10 @@ def covered() -> dict[str, list[str]]:
         for case, test in marks(ast.parse(path.read_text("utf-8"))):
             place = path.relative_to(REPOSITORY / "tests").as_posix()
             found.setdefault(case, []).append(f"{place}::{test}")
-    for probe in (*system_calls.PROBES, *surroundings.PROBES):
+    for probe in PROBES:
         for case in probe.cases:
-            found.setdefault(case, []).append(f"{PROBES_ARE_RUN_BY}[{probe.id}]")
+            test = RUN_ELSEWHERE.get(probe.layer, f"{PROBES_ARE_RUN_BY}[{probe.id}]")
+            found.setdefault(case, []).append(test)
     return found
 
 

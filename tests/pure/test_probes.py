@@ -1,14 +1,20 @@
 """The shipped probes are well-formed data, and a wrong answer is told from a right one."""
 
 import ast
+import importlib
+import pkgutil
 import re
 
 import pytest
 
-from sbxd.probes import surroundings, system_calls
+import sbxd.probes
+from sbxd.probes.catalogue import PROBES
 from sbxd.probes.probe import Layer, Probe, judge, judge_outside, program, program_outside
 
-PROBES = (*system_calls.PROBES, *surroundings.PROBES)
+# What every environment is to be like: the catalogue of cases has no attack of that name.
+WITHOUT_A_CASE = frozenset(
+    {"addresses", "filter", "identity", "landlock", "mounts", "names", "proc", "writes"}
+)
 EXAMPLE = Probe(
     id="example",
     cases=("ESC-01",),
@@ -50,7 +56,7 @@ def test_a_refusal_outside_makes_the_one_inside_worthless(answer: object) -> Non
 @pytest.mark.parametrize("probe", PROBES, ids=[probe.id for probe in PROBES])
 def test_a_probe_is_well_formed(probe: Probe) -> None:
     assert re.fullmatch(r"[a-z]+(-[a-z]+)*", probe.id)
-    assert probe.cases
+    assert bool(probe.cases) == (probe.id not in WITHOUT_A_CASE)
     assert probe.inside
     assert probe.controls, "a probe without a control may fail for another reason"
     assert not probe.inside.keys() & probe.controls.keys()
@@ -59,7 +65,16 @@ def test_a_probe_is_well_formed(probe: Probe) -> None:
     assert isinstance(ast.parse(program(probe)), ast.Module)
     assert isinstance(ast.parse(program_outside(probe)), ast.Module)
     assert not probe.outside or "ONLY" in probe.source
+    assert set(probe.controls.values()) != {"none"}, "a control that finds nothing is none"
 
 
 def test_ids_are_of_one_probe_each() -> None:
     assert len({probe.id for probe in PROBES}) == len(PROBES)
+
+
+def test_every_module_of_probes_is_in_the_catalogue() -> None:
+    listed = {probe.id for probe in PROBES}
+    for each in pkgutil.iter_modules(sbxd.probes.__path__):
+        module = importlib.import_module(f"sbxd.probes.{each.name}")
+        found = {value.id for value in vars(module).values() if isinstance(value, Probe)}
+        assert found <= listed, each.name

@@ -12,7 +12,10 @@ from pathlib import Path
 import pytest
 import trio
 
+from sbxd.probes.network import PROBES
+from sbxd.probes.probe import Probe
 from tests.redteam.live import Live, live, wait_process_on_the_host
+from tests.redteam.probing import find_nothing_wrong_on_either_side
 
 pytestmark = [
     pytest.mark.needs("daemon"),
@@ -20,36 +23,10 @@ pytestmark = [
     pytest.mark.gate("gate.sandbox.network_denied"),
 ]
 
-LOOPBACK_ONLY = """
-def connect(family, address):
-    with socket.socket(family) as one:
-        one.settimeout(3)
-        one.connect(address)
 
-"""
-
-
-async def test_no_address_outside_is_reachable_and_the_loopback_is() -> None:
-    source = (
-        LOOPBACK_ONLY
-        + """
-v4 = ["1.1.1.1", "8.8.8.8", "169.254.169.254", "10.0.0.1", "172.17.0.1", "192.168.0.1",
-      "192.168.122.1", "100.64.0.1", "224.0.0.1", "255.255.255.255"]
-v6 = ["2606:4700:4700::1111", "fe80::1", "fd00::1", "ff02::1", "64:ff9b::101:101"]
-found = {a: [attempt(connect, socket.AF_INET, (a, port)) for port in (53, 80, 443)] for a in v4}
-found |= {a: [attempt(connect, socket.AF_INET6, (a, port)) for port in (53, 443)] for a in v6}
-with socket.socket() as listening:
-    listening.bind(("127.0.0.1", 0))
-    listening.listen()
-    control = attempt(connect, socket.AF_INET, listening.getsockname())
-answer([found, control])
-"""
-    )
-    async with live() as environment:
-        found, control = await environment.look(source)
-    assert control == "ok", "the control: the probe connects where something listens"
-    for address, codes in found.items():
-        assert set(codes) <= {"ENETUNREACH", "EACCES", "EINVAL", "EADDRNOTAVAIL"}, (address, codes)
+@pytest.mark.parametrize("probe", PROBES, ids=[probe.id for probe in PROBES])
+async def test_a_probe_of_the_network_finds_what_it_is_to_find(probe: Probe) -> None:
+    await find_nothing_wrong_on_either_side(probe)
 
 
 async def test_what_listens_on_the_host_is_not_reached() -> None:
@@ -61,35 +38,10 @@ async def test_what_listens_on_the_host_is_not_reached() -> None:
         with socket.create_connection(("127.0.0.1", port)):
             pass  # the control
         addresses = sorted({"127.0.0.1", "127.1.2.3", *_addresses_of_this_host()})
-        source = (
-            LOOPBACK_ONLY
-            + f"answer([attempt(connect, socket.AF_INET, (a, {port})) for a in {addresses!r}])"
-        )
+        source = f"answer([attempt(connect, socket.AF_INET, (a, {port})) for a in {addresses!r}])"
         async with live() as environment:
             found = await environment.look(source)
     assert set(found) <= {"ENETUNREACH", "ECONNREFUSED"}, found
-
-
-async def test_names_are_not_resolved_and_datagrams_cannot_be_sent() -> None:
-    source = """
-def resolve(name):
-    try:
-        socket.getaddrinfo(name, 443)
-    except socket.gaierror as error:
-        return "refused"
-    return "ok"
-
-answer([[resolve(n) for n in ("example.com", "localhost.example", "metadata.google.internal")],
-        attempt(socket.socket, socket.AF_INET, socket.SOCK_DGRAM),
-        attempt(socket.socket, socket.AF_INET6, socket.SOCK_DGRAM),
-        attempt(socket.socket, socket.AF_INET, socket.SOCK_RAW, 1),
-        resolve("127.0.0.1")])
-"""
-    async with live() as environment:
-        names, udp, udp6, icmp, control = await environment.look(source)
-    assert names == ["refused"] * 3
-    assert (udp, udp6, icmp) == ("EPROTONOSUPPORT",) * 3
-    assert control == "ok"
 
 
 async def test_two_environments_do_not_share_a_loopback() -> None:
@@ -106,19 +58,15 @@ time.sleep(600)
             while not [e for e in await one.workspace.listdir(".") if e.path == "ready"]:
                 await trio.lowlevel.checkpoint()
         look = (
-            LOOPBACK_ONLY
-            + 'tcp = attempt(connect, 2, ("127.0.0.1", 8099))\n'
-            + 'answer([tcp, attempt(connect, 1, "\\0shared-name")])'
+            'tcp = attempt(connect, 2, ("127.0.0.1", 8099))\n'
+            'answer([tcp, attempt(connect, 1, "\\0shared-name")])'
         )
         assert await other.look(look) == ["ECONNREFUSED", "ECONNREFUSED"]
         nursery.cancel_scope.cancel()
-    own = (
-        LOOPBACK_ONLY
-        + """
+    own = """
 s = socket.socket(); s.bind(("127.0.0.1", 8099)); s.listen()
 answer(attempt(connect, 2, ("127.0.0.1", 8099)))
 """
-    )
     async with live() as control:
         assert await control.look(own) == "ok"
 
