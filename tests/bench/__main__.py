@@ -17,7 +17,7 @@ import msgspec
 import trio
 
 from sbxd.port.errors import PortError
-from tests.bench import load, memory, roundtrip
+from tests.bench import kill, load, memory, roundtrip, soak
 from tests.bench.daemon import Daemon, FreshSandbox, Profile, daemon_here, live_sandbox, worker
 from tests.bench.machine import machine
 from tests.bench.peers import PROGRAMS, Peers, Tool, peers_on
@@ -115,6 +115,13 @@ class Run:
                     )
             await self.sample(EXEC, operations, self.scale.exec_rounds, Tool.BARE, Tool.CRUN_EXEC)
 
+    async def kill(self, daemon: Daemon | None) -> None:
+        """From cgroup.kill to populated 0."""
+        if daemon is None:
+            return
+        async with worker() as remote, kill.kills(daemon, remote) as operations:
+            await self.sample("kill to populated 0", operations, self.scale.rounds)
+
     async def protocol(self, daemon: Daemon) -> None:
         """Round trips."""
         count = self.scale.pings
@@ -161,6 +168,7 @@ async def measure(run: Run, image: Path | None, only: frozenset[str]) -> None:
             "start": run.start,
             "exec": run.second,
             "load": run.together,
+            "kill": run.kill,
         }
         for name, part in parts.items():
             if name in only:
@@ -175,7 +183,28 @@ async def measure(run: Run, image: Path | None, only: frozenset[str]) -> None:
                 run.note("protocol", group)
 
 
-PARTS = ("sbxd", "memory", "start", "exec", "load", "protocol")
+async def endure(cycles: int, at_once: int, image: Path | None) -> soak.Soak:
+    """The soak alone. Raises OperationFailed, the port's errors."""
+    async with daemon_here(image) as daemon:
+        return await soak.soak(daemon, cycles, at_once)
+
+
+def soaked(options: argparse.Namespace, image: Path | None) -> int:
+    """Soak and report; the exit status."""
+    found: soak.Soak | None = None
+    try:
+        found = trio.run(endure, options.soak, options.at_once, image)
+    except* (PortError, OperationFailed) as group:
+        sys.stdout.write(f"soak: {group.exceptions[0]}\n")
+    if found is None:
+        return 1
+    sys.stdout.write("\n".join(soak.render(found)) + "\n")
+    if options.json is not None:
+        options.json.write_bytes(msgspec.json.format(msgspec.json.encode(found)))
+    return 0 if found.sound else 1
+
+
+PARTS = ("sbxd", "memory", "start", "exec", "load", "kill", "protocol")
 
 
 def arguments(argv: Sequence[str]) -> argparse.Namespace:
@@ -188,6 +217,8 @@ def arguments(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--seed", type=int, help="of the random order (default: from the clock)")
     parser.add_argument("--rounds", type=int, help="instead of the mode's own number")
     parser.add_argument("--skip", action="append", default=[], choices=PARTS, help="leave out")
+    parser.add_argument("--soak", type=int, metavar="CYCLES", help="that many cycles, nothing else")
+    parser.add_argument("--at-once", type=int, default=32, help="cycles at a time of a soak")
     return parser.parse_args(argv)
 
 
@@ -199,6 +230,8 @@ def main(argv: Sequence[str]) -> int:
         scale = Scale(**{**vars(scale), "rounds": options.rounds, "exec_rounds": options.rounds})
     seed = options.seed if options.seed is not None else time.time_ns() % 1_000_000
     image = options.image or (LANE_IMAGE if LANE_IMAGE.exists() else None)
+    if options.soak is not None:
+        return soaked(options, image)
     here = machine()
     with peers_on(image) as peers:
         run = Run(scale, random.Random(seed), peers)

@@ -19,7 +19,7 @@ class Pace(StrEnum):
 
 
 class Mark(StrEnum):
-    """What a time is measured to, from the request; FIRST_BYTE, REPLY and DESTROY are
+    """What a time is measured to, from the request; FIRST_BYTE, REPLY, DESTROY and EMPTY are
     results, the others steps for the profile."""
 
     FIRST_BYTE = "first byte"
@@ -29,6 +29,7 @@ class Mark(StrEnum):
     TO_OUTPUT = "execute to first byte"
     AFTER_OUTPUT = "first byte to reply"
     DESTROY = "destroy"
+    EMPTY = "empty"
     DAEMON = "execute, by the daemon's clock"
 
 
