@@ -24,7 +24,7 @@ from tests.bench.peers import PROGRAMS, Peers, Tool, peers_on
 from tests.bench.report import Detail, render
 from tests.bench.results import Group, Results, group_of
 from tests.bench.rounds import Operation, take
-from tests.bench.samples import OperationFailed, Pace, summarise
+from tests.bench.samples import OperationFailed, Pace, leaves, summarise
 from tests.bench.targets import EXEC, EXEC_EMPTY, EXEC_FULL, START, judge
 
 LANE_IMAGE = Path("/var/cache/sbxd-lab/image.tar")
@@ -64,11 +64,7 @@ class Run:
 
     def note(self, part: str, group: BaseExceptionGroup) -> None:
         """A part could not be run."""
-        for error in group.exceptions:
-            if isinstance(error, BaseExceptionGroup):
-                self.note(part, error)
-            else:
-                self.broken.append(f"{part}: {error}")
+        self.broken += [f"{part}: {error}" for error in leaves(group)]
 
     async def sample(
         self, name: str, operations: Sequence[Operation], rounds: int, *references: str
@@ -195,7 +191,7 @@ def soaked(options: argparse.Namespace, image: Path | None) -> int:
     try:
         found = trio.run(endure, options.soak, options.at_once, image)
     except* (PortError, OperationFailed) as group:
-        sys.stdout.write(f"soak: {group.exceptions[0]}\n")
+        sys.stdout.write("".join(f"soak: {error}\n" for error in leaves(group)))
     if found is None:
         return 1
     sys.stdout.write("\n".join(soak.render(found)) + "\n")

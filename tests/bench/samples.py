@@ -5,7 +5,7 @@ never one between two (p99 of fewer than 100 values is their largest).
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from enum import StrEnum
 
 from msgspec import Struct
@@ -45,6 +45,15 @@ PROFILE_MARKS = (
 
 class OperationFailed(Exception):
     """One sample could not be taken. The text says why, for the report."""
+
+
+def leaves(group: BaseExceptionGroup) -> Iterator[BaseException]:
+    """The errors of a group and of the groups in it."""
+    for error in group.exceptions:
+        if isinstance(error, BaseExceptionGroup):
+            yield from leaves(error)
+        else:
+            yield error
 
 
 class Summary(Struct, frozen=True, kw_only=True):

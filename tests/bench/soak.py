@@ -21,7 +21,7 @@ from sbxd.port.environment import EnvironmentHandle
 from sbxd.port.errors import ExecutionUnavailable, PortError, UnavailableCode
 from tests.bench.daemon import Daemon, Profile, check, command, worker
 from tests.bench.memory import PROC, pids_by_role, rollup_kib, service_group
-from tests.bench.samples import OperationFailed, Summary, summarise
+from tests.bench.samples import OperationFailed, Summary, leaves, summarise
 from tests.bench.spawn import elapsed_ms
 from tests.redteam.inventory import Kernel, wait_settled
 
@@ -125,9 +125,11 @@ class _Tally:
 
 
 async def soak(daemon: Daemon, cycles: int, at_once: int) -> Soak:
-    """Warm up, soak, compare. Raises OperationFailed when the services never settle."""
-    _say(f"warm-up of {WARM_UP_CYCLES}")
-    warm_up = await _run(daemon, WARM_UP_CYCLES, at_once)
+    """Warm up (never longer than the soak itself), soak, compare. Raises OperationFailed when the
+    warm-up fails or the services never settle."""
+    first = min(WARM_UP_CYCLES, cycles)
+    _say(f"warm-up of {first}")
+    warm_up = await _run(daemon, first, at_once)
     if warm_up.failures:
         raise OperationFailed(f"the warm-up failed: {'; '.join(warm_up.examples)}")
     before = await standing()
@@ -235,7 +237,7 @@ async def _work(daemon: Daemon, tally: _Tally) -> None:
                     if not await _cycle(daemon, remote, tally):
                         break
         except* PortError as group:
-            tally.failed("CONNECTION", str(group.exceptions[0]))
+            tally.failed("CONNECTION", "; ".join(str(error) for error in leaves(group)))
 
 
 async def _cycle(daemon: Daemon, remote: RemoteExecutionEnvironment, tally: _Tally) -> bool:
