@@ -5,6 +5,7 @@ report.
 """
 
 import argparse
+import math
 import random
 import sys
 import time
@@ -179,17 +180,17 @@ async def measure(run: Run, image: Path | None, only: frozenset[str]) -> None:
                 run.note("protocol", group)
 
 
-async def endure(cycles: int, at_once: int, image: Path | None) -> soak.Soak:
+async def endure(options: argparse.Namespace, image: Path | None) -> soak.Soak:
     """The soak alone. Raises OperationFailed, the port's errors."""
     async with daemon_here(image) as daemon:
-        return await soak.soak(daemon, cycles, at_once)
+        return await soak.soak(daemon, options.soak, options.at_once, options.within)
 
 
 def soaked(options: argparse.Namespace, image: Path | None) -> int:
     """Soak and report; the exit status."""
     found: soak.Soak | None = None
     try:
-        found = trio.run(endure, options.soak, options.at_once, image)
+        found = trio.run(endure, options, image)
     except* (PortError, OperationFailed) as group:
         sys.stdout.write("".join(f"soak: {error}\n" for error in leaves(group)))
     if found is None:
@@ -215,6 +216,9 @@ def arguments(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--skip", action="append", default=[], choices=PARTS, help="leave out")
     parser.add_argument("--soak", type=int, metavar="CYCLES", help="that many cycles, nothing else")
     parser.add_argument("--at-once", type=int, default=32, help="cycles at a time of a soak")
+    parser.add_argument(
+        "--within", type=float, default=math.inf, metavar="SECONDS", help="end a soak early"
+    )
     return parser.parse_args(argv)
 
 

@@ -6,6 +6,7 @@ the services must be equal; the services' memory is compared in per cent. A refu
 capacity is waited out and counted; every other failure, and every leftover, fails the run.
 """
 
+import math
 import os
 import sys
 import time
@@ -101,6 +102,8 @@ class Soak(Struct, frozen=True, kw_only=True):
 @dataclass
 class _Tally:
     left: int
+    # On trio's clock.
+    ends_at: float
     cycles: list[float] = field(default_factory=list)
     destroys: list[float] = field(default_factory=list)
     failures: Counter[str] = field(default_factory=Counter)
@@ -113,8 +116,12 @@ class _Tally:
             self.examples.append(text)
 
     def may_go_on(self) -> bool:
-        """Whether cycles are left, and not too much has failed."""
-        return self.left > 0 and self.failures.total() < FAILURES_MAX
+        """Whether cycles and time are left, and not too much has failed."""
+        return (
+            self.left > 0
+            and trio.current_time() < self.ends_at
+            and self.failures.total() < FAILURES_MAX
+        )
 
     def claim(self) -> bool:
         """Take one of the cycles that are left."""
@@ -124,18 +131,22 @@ class _Tally:
         return True
 
 
-async def soak(daemon: Daemon, cycles: int, at_once: int) -> Soak:
-    """Warm up (never longer than the soak itself), soak, compare. Raises OperationFailed when the
-    warm-up fails or the services never settle."""
+async def soak(daemon: Daemon, cycles: int, at_once: int, within_seconds: float) -> Soak:
+    """Warm up (never longer than the soak itself), soak, compare.
+
+    Args: within_seconds: after that no more cycles begin, and those that were not done are
+    missing from the result.
+    Raises: OperationFailed when the warm-up fails or the services never settle.
+    """
     first = min(WARM_UP_CYCLES, cycles)
     _say(f"warm-up of {first}")
-    warm_up = await _run(daemon, first, at_once)
+    warm_up = await _run(daemon, first, at_once, math.inf)
     if warm_up.failures:
         raise OperationFailed(f"the warm-up failed: {'; '.join(warm_up.examples)}")
     before = await standing()
     begun_ns = time.perf_counter_ns()
     _say(f"{cycles} cycles, {at_once} at a time")
-    tally = await _run(daemon, cycles, at_once)
+    tally = await _run(daemon, cycles, at_once, within_seconds)
     seconds = elapsed_ms(begun_ns) / 1000
     after = await standing()
     failures = tally.failures.total()
@@ -206,8 +217,8 @@ def render(found: Soak) -> Iterator[str]:
     yield "  nothing is left over" if not found.leftovers else "  something is left over"
 
 
-async def _run(daemon: Daemon, cycles: int, at_once: int) -> _Tally:
-    tally = _Tally(left=cycles)
+async def _run(daemon: Daemon, cycles: int, at_once: int, seconds: float) -> _Tally:
+    tally = _Tally(left=cycles, ends_at=trio.current_time() + seconds)
     async with trio.open_nursery() as beside:
         beside.start_soon(_progress, tally, cycles)
         async with trio.open_nursery() as workers:
@@ -222,9 +233,13 @@ async def _progress(tally: _Tally, cycles: int) -> None:
     while True:
         await trio.sleep(PROGRESS_SECONDS)
         done, seconds = len(tally.cycles), trio.current_time() - begun
+        memory = ", ".join(
+            f"{name} {_service(unit).memory_kib['Anonymous']:.0f} KiB"
+            for name, unit in SERVICES.items()
+        )
         _say(
             f"{done} of {cycles} after {seconds:.0f} s, failures {_counts(tally.failures)}, "
-            f"refusals {_counts(tally.refusals)}"
+            f"refusals {_counts(tally.refusals)}; anonymous, at work: {memory}"
         )
 
 
