@@ -13,6 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import trio
 from msgspec import Struct
@@ -234,12 +235,11 @@ async def _progress(tally: _Tally, cycles: int) -> None:
         await trio.sleep(PROGRESS_SECONDS)
         done, seconds = len(tally.cycles), trio.current_time() - begun
         memory = ", ".join(
-            f"{name} {_service(unit).memory_kib['Anonymous']:.0f} KiB"
-            for name, unit in SERVICES.items()
+            f"{name} {_service(unit).memory_kib['Pss']:.0f} KiB" for name, unit in SERVICES.items()
         )
         _say(
             f"{done} of {cycles} after {seconds:.0f} s, failures {_counts(tally.failures)}, "
-            f"refusals {_counts(tally.refusals)}; anonymous, at work: {memory}"
+            f"refusals {_counts(tally.refusals)}; PSS at work: {memory}"
         )
 
 
@@ -297,10 +297,17 @@ def _service(unit: str) -> Service:
     memory = [rollup_kib(pid) for pid in pids]
     return Service(
         memory_kib={name: sum(each.get(name, 0.0) for each in memory) for name in MEMORY_FIELDS},
-        descriptors=sum(len(os.listdir(PROC / str(pid) / "fd")) for pid in pids),
-        threads=sum(len(os.listdir(PROC / str(pid) / "task")) for pid in pids),
+        descriptors=sum(_entries(PROC / str(pid) / "fd") for pid in pids),
+        threads=sum(_entries(PROC / str(pid) / "task") for pid in pids),
         processes=len(pids),
     )
+
+
+def _entries(folder: Path) -> int:
+    try:
+        return len(os.listdir(folder))
+    except (FileNotFoundError, ProcessLookupError):  # the process has gone
+        return 0
 
 
 def _counts(counted: Mapping[str, int]) -> str:
