@@ -34,7 +34,7 @@ MEMORY_FIELDS = ("Pss", "Anonymous")
 FAILURES_MAX = 200
 CAPACITY_PAUSE_SECONDS = 0.2
 CAPACITY_SECONDS_MAX = 120
-# An environment that has ended is remembered for a while; the settled daemon has let go of it.
+# Helpers end, and sessions close, a moment after the last reply.
 SETTLE_SECONDS = 5
 SETTLE_WITHIN_SECONDS = 180
 PROGRESS_SECONDS = 30
