@@ -32,6 +32,8 @@ SCHEMA_VERSION = 1
 GONE_KEPT = 16_384
 EPOCHS_KEPT_SECONDS = 30 * 86_400
 _PRUNE_EVERY = 1024
+# Without a bound the daemon grows with the journal, by 2 MiB; the kernel caches the pages anyway.
+_CACHE_KIB = 256
 _SCHEMA = (
     """CREATE TABLE IF NOT EXISTS environments (
         sequence INTEGER PRIMARY KEY,
@@ -136,6 +138,7 @@ class JournalStore:
         if verdict != "ok":
             raise JournalUnreadable(f"the journal is damaged: {verdict}")
         run("PRAGMA synchronous = FULL")
+        run(f"PRAGMA cache_size = -{_CACHE_KIB}")
         run("BEGIN IMMEDIATE")
         for statement in _SCHEMA:
             run(statement)

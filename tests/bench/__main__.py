@@ -5,6 +5,7 @@ report.
 """
 
 import argparse
+import math
 import random
 import sys
 import time
@@ -17,14 +18,14 @@ import msgspec
 import trio
 
 from sbxd.port.errors import PortError
-from tests.bench import load, memory, roundtrip
+from tests.bench import kill, load, memory, roundtrip, soak
 from tests.bench.daemon import Daemon, FreshSandbox, Profile, daemon_here, live_sandbox, worker
 from tests.bench.machine import machine
 from tests.bench.peers import PROGRAMS, Peers, Tool, peers_on
 from tests.bench.report import Detail, render
 from tests.bench.results import Group, Results, group_of
 from tests.bench.rounds import Operation, take
-from tests.bench.samples import OperationFailed, Pace, summarise
+from tests.bench.samples import OperationFailed, Pace, leaves, summarise
 from tests.bench.targets import EXEC, EXEC_EMPTY, EXEC_FULL, START, judge
 
 LANE_IMAGE = Path("/var/cache/sbxd-lab/image.tar")
@@ -64,11 +65,7 @@ class Run:
 
     def note(self, part: str, group: BaseExceptionGroup) -> None:
         """A part could not be run."""
-        for error in group.exceptions:
-            if isinstance(error, BaseExceptionGroup):
-                self.note(part, error)
-            else:
-                self.broken.append(f"{part}: {error}")
+        self.broken += [f"{part}: {error}" for error in leaves(group)]
 
     async def sample(
         self, name: str, operations: Sequence[Operation], rounds: int, *references: str
@@ -114,6 +111,13 @@ class Run:
                         )
                     )
             await self.sample(EXEC, operations, self.scale.exec_rounds, Tool.BARE, Tool.CRUN_EXEC)
+
+    async def kill(self, daemon: Daemon | None) -> None:
+        """From cgroup.kill to populated 0."""
+        if daemon is None:
+            return
+        async with worker() as remote, kill.kills(daemon, remote) as operations:
+            await self.sample("kill to populated 0", operations, self.scale.rounds)
 
     async def protocol(self, daemon: Daemon) -> None:
         """Round trips."""
@@ -161,6 +165,7 @@ async def measure(run: Run, image: Path | None, only: frozenset[str]) -> None:
             "start": run.start,
             "exec": run.second,
             "load": run.together,
+            "kill": run.kill,
         }
         for name, part in parts.items():
             if name in only:
@@ -175,7 +180,28 @@ async def measure(run: Run, image: Path | None, only: frozenset[str]) -> None:
                 run.note("protocol", group)
 
 
-PARTS = ("sbxd", "memory", "start", "exec", "load", "protocol")
+async def endure(options: argparse.Namespace, image: Path | None) -> soak.Soak:
+    """The soak alone. Raises OperationFailed, the port's errors."""
+    async with daemon_here(image) as daemon:
+        return await soak.soak(daemon, options.soak, options.at_once, options.within)
+
+
+def soaked(options: argparse.Namespace, image: Path | None) -> int:
+    """Soak and report; the exit status."""
+    found: soak.Soak | None = None
+    try:
+        found = trio.run(endure, options, image)
+    except* (PortError, OperationFailed) as group:
+        sys.stdout.write("".join(f"soak: {error}\n" for error in leaves(group)))
+    if found is None:
+        return 1
+    sys.stdout.write("\n".join(soak.render(found)) + "\n")
+    if options.json is not None:
+        options.json.write_bytes(msgspec.json.format(msgspec.json.encode(found)))
+    return 0 if found.sound else 1
+
+
+PARTS = ("sbxd", "memory", "start", "exec", "load", "kill", "protocol")
 
 
 def arguments(argv: Sequence[str]) -> argparse.Namespace:
@@ -188,6 +214,11 @@ def arguments(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--seed", type=int, help="of the random order (default: from the clock)")
     parser.add_argument("--rounds", type=int, help="instead of the mode's own number")
     parser.add_argument("--skip", action="append", default=[], choices=PARTS, help="leave out")
+    parser.add_argument("--soak", type=int, metavar="CYCLES", help="that many cycles, nothing else")
+    parser.add_argument("--at-once", type=int, default=32, help="cycles at a time of a soak")
+    parser.add_argument(
+        "--within", type=float, default=math.inf, metavar="SECONDS", help="end a soak early"
+    )
     return parser.parse_args(argv)
 
 
@@ -199,6 +230,8 @@ def main(argv: Sequence[str]) -> int:
         scale = Scale(**{**vars(scale), "rounds": options.rounds, "exec_rounds": options.rounds})
     seed = options.seed if options.seed is not None else time.time_ns() % 1_000_000
     image = options.image or (LANE_IMAGE if LANE_IMAGE.exists() else None)
+    if options.soak is not None:
+        return soaked(options, image)
     here = machine()
     with peers_on(image) as peers:
         run = Run(scale, random.Random(seed), peers)

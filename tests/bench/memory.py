@@ -67,14 +67,18 @@ class ServiceMemory(Struct, frozen=True, kw_only=True):
     reserve_kib: float
 
 
-def pss_kib(pid: int) -> float:
-    """Of one process; 0 when it is gone or is the kernel's."""
+def rollup_kib(pid: int) -> Kib:
+    """smaps_rollup of one process; empty when it is gone or is the kernel's."""
     try:
         text = (PROC / str(pid) / "smaps_rollup").read_text()
     except OSError:
-        return 0.0
-    found = re.search(r"^Pss:\s+(\d+) kB", text, re.MULTILINE)
-    return float(found[1]) if found else 0.0
+        return {}
+    return {name: float(kib) for name, kib in re.findall(r"^(\w+):\s+(\d+) kB", text, re.MULTILINE)}
+
+
+def pss_kib(pid: int) -> float:
+    """Of one process; 0 when it is gone or is the kernel's."""
+    return rollup_kib(pid).get("Pss", 0.0)
 
 
 def kernel_kib() -> Kib:

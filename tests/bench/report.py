@@ -9,7 +9,7 @@ from tests.bench.results import Group, Results, Row
 from tests.bench.samples import PROFILE_MARKS, Mark, Summary
 
 # Destroying is off the clock of a request, and a caller waits for it all the same.
-RESULT_MARKS = (Mark.FIRST_BYTE, Mark.REPLY, Mark.DESTROY)
+RESULT_MARKS = (Mark.FIRST_BYTE, Mark.REPLY, Mark.DESTROY, Mark.EMPTY)
 
 
 class Detail(StrEnum):

@@ -5,7 +5,7 @@ never one between two (p99 of fewer than 100 values is their largest).
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from enum import StrEnum
 
 from msgspec import Struct
@@ -19,7 +19,7 @@ class Pace(StrEnum):
 
 
 class Mark(StrEnum):
-    """What a time is measured to, from the request; FIRST_BYTE, REPLY and DESTROY are
+    """What a time is measured to, from the request; FIRST_BYTE, REPLY, DESTROY and EMPTY are
     results, the others steps for the profile."""
 
     FIRST_BYTE = "first byte"
@@ -29,6 +29,7 @@ class Mark(StrEnum):
     TO_OUTPUT = "execute to first byte"
     AFTER_OUTPUT = "first byte to reply"
     DESTROY = "destroy"
+    EMPTY = "empty"
     DAEMON = "execute, by the daemon's clock"
 
 
@@ -44,6 +45,15 @@ PROFILE_MARKS = (
 
 class OperationFailed(Exception):
     """One sample could not be taken. The text says why, for the report."""
+
+
+def leaves(group: BaseExceptionGroup) -> Iterator[BaseException]:
+    """The errors of a group and of the groups in it."""
+    for error in group.exceptions:
+        if isinstance(error, BaseExceptionGroup):
+            yield from leaves(error)
+        else:
+            yield error
 
 
 class Summary(Struct, frozen=True, kw_only=True):

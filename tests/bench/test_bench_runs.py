@@ -33,6 +33,7 @@ def test_a_round_of_everything_succeeds_and_is_written_down(tmp_path: Path) -> N
         "fresh sandbox",
         "second command",
         "round trip",
+        "kill to populated 0",
     }
     assert all(row["marks"] for group in results["groups"] for row in group["rows"])
 
@@ -49,3 +50,20 @@ def test_a_failing_operation_makes_the_exit_status_one(tmp_path: Path) -> None:
     rows = json.loads(place.read_text())["groups"][0]["rows"]
     # bare does not run in the image, so it is the control
     assert {row["tool"] for row in rows if not row["failures"]} == {"bare", "systemd-run --scope"}
+
+
+@pytest.mark.needs("daemon", "systemd", "lane-container")
+def test_a_short_soak_counts_its_cycles_and_finds_nothing_left(tmp_path: Path) -> None:
+    place = tmp_path / "results.json"
+    finished = bench("--soak", "16", "--at-once", "4", "--json", str(place))
+    assert finished.returncode == 0, finished.stdout + finished.stderr
+    assert "soak: 16 of 16 cycles, 4 at a time" in finished.stdout
+    assert "nothing is left over" in finished.stdout
+    results = json.loads(place.read_text())
+    assert results["destroy"]["n"] == 16
+    assert results["before"]["kernel"] == results["after"]["kernel"]
+    # The control: what is compared is there.
+    assert results["after"]["kernel"]["scopes"] > 0
+    assert all(
+        service["memory_kib"]["Pss"] > 1000 for service in results["after"]["services"].values()
+    )

@@ -6,8 +6,10 @@ import os
 import socket
 import stat
 import threading
-from collections.abc import AsyncIterator
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,7 +21,7 @@ from tests.kernel.steward_bench import collect, once, paths, steward
 LIBC = ctypes.CDLL(None)
 RENAME_EXCHANGE = 2
 MIB = 1024 * 1024
-ROUNDS = 3000
+ROUNDS = 3500  # a read, a write and a listing each: 10,500 attempts
 
 
 async def read(client: object, path: bytes, maximum: int = MIB) -> bytes:
@@ -193,6 +195,7 @@ async def test_a_directory_swapped_for_a_link_lets_nothing_escape(tmp_path: Path
     host = tmp_path / "host"
     host.mkdir()
     (host / "f").write_text("HOST")
+    (host / "g").touch()
     root = tmp_path / "workspace"
     (root / "d").mkdir(parents=True)
     (root / "d" / "f").write_text("mine")
@@ -206,31 +209,40 @@ async def test_a_directory_swapped_for_a_link_lets_nothing_escape(tmp_path: Path
 
     swapping = threading.Thread(target=swap)
     swapping.start()
-    outcomes: dict[str, int] = {}
+
+    def attempts(client: Any) -> dict[str, Callable[[], Awaitable[object]]]:
+        async def listing() -> list[str]:
+            return [entry.path for entry in await client.listdir(b"d")]
+
+        return {
+            "read": lambda: read(client, b"d/f"),
+            "write": lambda: client.write(b"d/f", 4, once(b"tool")),
+            "list": listing,
+        }
+
+    inside = {"read": (b"mine", b"tool"), "write": (None,), "list": (["d/f"],)}
+    outcomes: Counter[str] = Counter()
     try:
         async with steward(root) as client:
-            for number in range(ROUNDS):
-                try:
-                    content = (await read(client, b"d/f")).decode()
-                    assert content in ("mine", "tool")
-                    outcome = "read"
-                except WorkspaceEscape:
-                    outcome = "escape"
-                except WorkspaceError as problem:
-                    outcome = problem.code.value
-                outcomes[outcome] = outcomes.get(outcome, 0) + 1
-                if number % 10 == 0:
+            for _ in range(ROUNDS):
+                for verb, attempt in attempts(client).items():
                     try:
-                        await client.write(b"d/f", 4, once(b"tool"))
-                    except (WorkspaceEscape, WorkspaceError):
-                        outcomes["write refused"] = outcomes.get("write refused", 0) + 1
+                        assert await attempt() in inside[verb]
+                        outcome = f"{verb} done"
+                    except WorkspaceEscape:
+                        outcome = f"{verb} escape"
+                    except WorkspaceError as problem:
+                        outcome = f"{verb} {problem.code}"
+                    outcomes[outcome] += 1
     finally:
         stop.set()
         swapping.join()
     assert (host / "f").read_text() == "HOST"
-    assert os.listdir(host) == ["f"]
-    assert outcomes["read"] > 0
-    assert outcomes["escape"] > 0
+    assert sorted(os.listdir(host)) == ["f", "g"]
+    assert outcomes.total() == 3 * ROUNDS
+    for verb in inside:
+        assert outcomes[f"{verb} done"] > 0, outcomes
+        assert outcomes[f"{verb} escape"] > 0, outcomes
 
 
 @pytest.mark.case("FS-08")

@@ -1,20 +1,28 @@
-"""A command that dumps all that it can see shows no credential, and no value of its host.
+"""What a worker and its host hold as credentials reaches no sandbox.
 
-Source: gate.sandbox.no_credential_reaches. The values are planted on the host where credentials
-live (the service's own, root's files, another process' environment), and the control is one that
-is planted inside, which the same search finds.
+Source: gate.sandbox.no_credential_reaches. The worker is a process of its own whose environment is
+full of fake credentials; others lie where a host has them (the service's own, root's files,
+another process' environment). The sandbox searches all that it can read for their exact values and
+for what looks like a credential. The controls: the same search finds each of them in the worker's
+environment, and finds what is planted inside.
 """
 
+import json
 import os
 import secrets
 import subprocess
+import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from sbxd.policy.child_environment import Tier, tier_of
+from tests.redteam.credential_worker import NOTE
+from tests.redteam.credentials import fake_environment
 from tests.redteam.live import live
+from tests.redteam.scanner import PATTERNS, kinds
 
 pytestmark = [
     pytest.mark.needs("daemon", "root"),
@@ -22,76 +30,28 @@ pytestmark = [
 ]
 
 CREDENTIAL = Path("/etc/sbxd/service-credential")
-
-DUMP = """
-import hashlib, re
-needles = [n.encode() for n in {needles!r}]
-hits, files, size, denied = {{}}, 0, 0, 0
-
-def search(where, content):
-    for needle in needles:
-        if needle in content:
-            hits.setdefault(needle.decode(), []).append(where)
-
-search("environ", repr(dict(os.environ)).encode())
-search("argv", repr(sys.argv[:1]).encode())
-search("uname", repr(os.uname()).encode())
-for folder, folders, names in os.walk("/", followlinks=False):
-    folders[:] = [f for f in folders if os.path.join(folder, f) != "/proc/thread-self"]
-    for name in names:
-        path = os.path.join(folder, name)
-        search(path, os.fsencode(path))
-        try:
-            if os.path.islink(path):
-                search(path, os.fsencode(os.readlink(path)))
-                continue
-            status = os.stat(path)
-            if not stat.S_ISREG(status.st_mode):
-                continue
-            descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
-        except OSError:
-            denied += 1
-            continue
-        try:
-            content = os.read(descriptor, 4 << 20)
-        except OSError:
-            content = b""
-        finally:
-            os.close(descriptor)
-        if path.endswith(("/cmdline", "/mem", "/stack")) and path.startswith("/proc/"):
-            continue  # the search's own program holds what it searches for
-        files += 1
-        size += len(content)
-        search(path, content)
-answer([hits, files, size])
-"""
-
-
-@dataclass(frozen=True)
-class Planted:
-    """values: what must not be found inside."""
-
-    values: tuple[str, ...]
+SOURCE = Path(__file__).parents[2]
 
 
 @pytest.fixture
-def planted(tmp_path: Path) -> Iterator[Planted]:
+def of_the_host(tmp_path: Path) -> Iterator[tuple[str, ...]]:
     """Credentials where a host has them; the files and the process go with the test."""
-    token = secrets.token_hex(16)
-    values = [f"sk-live-{token}", f"AKIA{token.upper()}", f"postgres://u:{token}@db/x"]
+    fakes, token = fake_environment(), secrets.token_hex(16)
     only_root = tmp_path / "credentials"
-    only_root.write_text("\n".join(values))
+    only_root.write_text("\n".join(fakes.values()))
     only_root.chmod(0o600)
     readable = Path("/etc") / f"sbxd-test-{token[:8]}"
     readable.write_text(f"world-readable-{token}")
     temporary = Path("/tmp") / f"sbxd-test-{token[:8]}"
     temporary.write_text(f"in-tmp-{token}")
-    holder = subprocess.Popen(
-        ["sleep", "600"], env={**os.environ, "DATABASE_URL": values[2], "API_KEY": values[0]}
-    )
-    credential = CREDENTIAL.read_text().strip()
+    holder = subprocess.Popen(["sleep", "600"], env={**os.environ, **fakes})
     try:
-        yield Planted((*values, f"world-readable-{token}", f"in-tmp-{token}", credential))
+        yield (
+            *fakes.values(),
+            f"world-readable-{token}",
+            f"in-tmp-{token}",
+            CREDENTIAL.read_text().strip(),
+        )
     finally:
         holder.kill()
         holder.wait()
@@ -99,22 +59,53 @@ def planted(tmp_path: Path) -> Iterator[Planted]:
         temporary.unlink()
 
 
-async def test_no_planted_value_is_seen_by_a_dump_of_everything(planted: Planted) -> None:
-    assert all(len(value) >= 8 for value in planted.values), "too short to be searched for"
-    control = f"control-{secrets.token_hex(8)}"
-    async with live() as environment:
-        await environment.workspace.write("note", f"here is {control}".encode())
-        # The needles travel in halves, so that the search does not find its own program.
-        needles = [*planted.values, control]
-        halves = [(value[: len(value) // 2], value[len(value) // 2 :]) for value in needles]
-        source = DUMP.replace("{needles!r}", repr(halves)).replace("{{", "{").replace("}}", "}")
-        source = source.replace("n.encode() for n in", "(a + b).encode() for a, b in")
-        hits, files, size = await environment.look(source)
-    found = {needle: places for needle, places in hits.items() if needle != control}
-    assert found == {}
-    assert "/workspace/note" in hits[control], "the control: what is there is found"
-    assert files > 500, "the search looked at too little"
-    assert size > 10_000_000
+def test_nothing_that_a_worker_or_its_host_holds_is_found_inside(
+    of_the_host: tuple[str, ...],
+) -> None:
+    own, inside = fake_environment(), fake_environment()["GITHUB_TOKEN"]
+    values = [*own.values(), *of_the_host]
+    assert all(len(value) >= 8 for value in values), "too short to be searched for"
+    found = _worker(own, {"values": [*values, inside], "note": f"here is {inside}"})
+    places = found["exact"].pop(str(len(values)))
+    assert f"/workspace/{NOTE}" in places, "the control: what is there is found by its value"
+    assert found["exact"] == {}
+    places = found["looks"].pop("GitHub token")
+    assert set(places) == {f"/workspace/{NOTE}"}, "the control: it is found by its look, alone"
+    assert found["looks"] == {}
+    assert found["files"] > 500, "the search looked at too little"
+    assert found["bytes"] > 10_000_000
+
+
+def test_the_search_finds_every_credential_in_the_workers_environment() -> None:
+    """The control: what was not found inside is what this finds outside, one by one."""
+    own = fake_environment()
+    dumped = _worker_environment(own)
+    seen = set()
+    for name, value in own.items():
+        line = f"{name}={value}".encode()
+        assert line in dumped, name
+        found = kinds(line)
+        assert found, f"{name} is not seen for what it is"
+        seen |= found
+    assert seen >= set(PATTERNS), "a pattern that nothing tries"
+    assert kinds(dumped) >= set(PATTERNS)
+
+
+def test_what_is_no_credential_does_not_look_like_one() -> None:
+    for line in (
+        b"PATH=/usr/local/sbin:/usr/bin:/sbin:/bin",
+        b"TOKEN=xxxxxxxxxxxxxxxxxxxxxxxx",
+        b"https://example.org:8080/a@b",
+        b"-----BEGIN CERTIFICATE-----",
+        b"the key=value pairs",
+    ):
+        assert kinds(line) == set(), line
+
+
+def test_every_fake_is_of_tier_zero() -> None:
+    assert {name: tier_of(name) for name in fake_environment()} == dict.fromkeys(
+        fake_environment(), Tier.NEVER
+    )
 
 
 async def test_the_hosts_own_names_and_users_are_not_shown() -> None:
@@ -138,3 +129,28 @@ answer([os.uname().nodename, os.path.exists("/etc/machine-id") and open("/etc/ma
 
 def _machine_id() -> str:
     return Path("/etc/machine-id").read_text().strip()
+
+
+def _worker(environment: dict[str, str], request: dict[str, Any]) -> Any:
+    """Run the worker with this besides its environment; what its sandbox found."""
+    finished = subprocess.run(
+        [sys.executable, "-m", "tests.redteam.credential_worker"],
+        env={**os.environ, **environment},
+        cwd=SOURCE,
+        input=json.dumps(request),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert finished.returncode == 0, finished.stderr
+    return json.loads(finished.stdout)
+
+
+def _worker_environment(environment: dict[str, str]) -> bytes:
+    """What a process that is started as the worker is has as its environment, by the kernel."""
+    return subprocess.run(
+        ["cat", "/proc/self/environ"],
+        env={**os.environ, **environment},
+        capture_output=True,
+        check=True,
+    ).stdout
