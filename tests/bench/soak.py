@@ -30,7 +30,10 @@ from tests.redteam.inventory import Kernel, wait_settled
 SERVICES = {"daemon": "sbxd.service", "launcher": "sbxd-launcher.service"}
 WARM_UP_CYCLES = 200
 GROWTH_GOAL_PER_CENT = 5.0
-MEMORY_FIELDS = ("Pss", "Anonymous")
+# Anonymous is what a service holds itself, and is held against the goal. PSS moves with how many
+# other processes map the same pages, of programs and of what a sandbox's init has from its fork.
+JUDGED_FIELD = "Anonymous"
+MEMORY_FIELDS = (JUDGED_FIELD, "Pss", "Pss_Anon", "Rss")
 FAILURES_MAX = 200
 CAPACITY_PAUSE_SECONDS = 0.2
 CAPACITY_SECONDS_MAX = 120
@@ -200,11 +203,13 @@ def render(found: Soak) -> Iterator[str]:
         after = found.after.services[service]
         for name in MEMORY_FIELDS:
             grown = found.growth_per_cent(service, name)
-            verdict = "met" if grown <= GROWTH_GOAL_PER_CENT else "MISSED"
+            verdict = ""
+            if name == JUDGED_FIELD:
+                met = "met" if grown <= GROWTH_GOAL_PER_CENT else "MISSED"
+                verdict = f" (goal {GROWTH_GOAL_PER_CENT:.0f} %: {met})"
             yield (
                 f"  {service} {name}: {before.memory_kib[name]:.0f} KiB before, "
-                f"{after.memory_kib[name]:.0f} after: {grown:+.1f} % "
-                f"(goal {GROWTH_GOAL_PER_CENT:.0f} %: {verdict})"
+                f"{after.memory_kib[name]:.0f} after: {grown:+.1f} %{verdict}"
             )
         yield (
             f"  {service}: {after.descriptors} descriptors ({before.descriptors} before), "
