@@ -8,6 +8,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from hypothesis import settings
+
 from tests.lab.plugin import (
     pytest_addoption,
     pytest_collection_modifyitems,
@@ -25,3 +27,7 @@ __all__ = [
     "pytest_terminal_summary",
     "pytest_unconfigure",
 ]
+
+# No test is timed: a busy machine is no failure.
+settings.register_profile("untimed", deadline=None)
+settings.load_profile("untimed")
