@@ -23,11 +23,15 @@ _COUNTING = frozenset({State.READY, State.ASSIGNING})
 
 def fits(profile: SlotProfile, wanted: SlotProfile) -> bool:
     """Whether a slot of `profile` can become an environment of `wanted`: the volume and the image
-    are built in, the other limits are set at the hand-out."""
+    are built in; the other limits are set at the hand-out, below the ceilings that the slot's scope
+    was made with."""
     return (
         profile.image_digest == wanted.image_digest
         and profile.limits.workspace_bytes == wanted.limits.workspace_bytes
         and profile.limits.inodes_max == wanted.limits.inodes_max
+        and wanted.limits.cpu_millicores <= profile.limits.cpu_millicores
+        and wanted.limits.memory_bytes <= profile.limits.memory_bytes
+        and wanted.limits.pids_max <= profile.limits.pids_max
     )
 
 

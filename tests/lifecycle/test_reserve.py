@@ -35,6 +35,15 @@ def test_a_slot_fits_when_image_and_volume_are_the_same() -> None:
     assert not fits(slot, SlotProfile("sha256:" + "b" * 64, LIMITS))
 
 
+@pytest.mark.parametrize("name", ["cpu_millicores", "memory_bytes", "pids_max"])
+def test_a_slot_never_becomes_more_than_its_scope_was_made_for(name: str) -> None:
+    slot = SlotProfile(IMAGE, LIMITS)
+    value = getattr(LIMITS, name)
+    more, less = (msgspec.structs.replace(LIMITS, **{name: value + step}) for step in (1, -1))
+    assert not fits(slot, SlotProfile(IMAGE, more))
+    assert fits(slot, SlotProfile(IMAGE, less))
+
+
 async def test_a_ready_slot_is_handed_out_without_preparing_and_replaced(
     tmp_path: Path, autojump_clock: MockClock
 ) -> None:

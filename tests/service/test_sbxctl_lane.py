@@ -269,3 +269,14 @@ def test_somebody_else_is_told_which_group_may() -> None:
     assert ran.code in (Exit.UNAVAILABLE, Exit.REJECTED)
     assert "sbxd-admin" in ran.stderr
     assert sbxctl("ls").code == 0, "the control: root may"
+
+
+def test_limits_above_the_defaults_are_granted_up_to_the_ceilings() -> None:
+    """The reserve's slots are made for the defaults; one that needs more is built for it."""
+    for option, value in (("--pids", "512"), ("--memory", "512M"), ("--cpus", "4")):
+        done = subprocess.run(
+            ["sbxctl", "run", option, value, "--", "echo", "granted"],
+            capture_output=True,
+            check=False,
+        )
+        assert (done.returncode, done.stdout) == (0, b"granted\n"), done.stderr
