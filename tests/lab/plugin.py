@@ -19,6 +19,7 @@ from .features import LaneKind, UnknownFeature, offered_by, parse
 
 _kept_back = pytest.StashKey[int]()
 _report_file = pytest.StashKey[TextIO]()
+_CRASH_SHOWN = 400
 _outcomes = pytest.StashKey[dict[str, tuple[str, str]]]()
 
 
@@ -95,7 +96,7 @@ def pytest_runtest_makereport(
     outcomes = item.config.stash[_outcomes]
     outcome, reason = outcomes.get(item.nodeid, ("", ""))
     if report.failed:
-        outcome = "failed"
+        outcome, reason = "failed", reason or _crash(report)
     elif hasattr(report, "wasxfail") and outcome != "failed":
         outcome, reason = "passed", "expected to fail"
     elif report.skipped and outcome != "failed":
@@ -109,6 +110,13 @@ def pytest_runtest_makereport(
         file.write(json.dumps(line) + "\n")
         file.flush()
     return report
+
+
+def _crash(report: pytest.TestReport) -> str:
+    """Where and how it failed, short: a summary is often all that is kept of a run."""
+    crash = getattr(report.longrepr, "reprcrash", None)
+    said = f"line {crash.lineno}: {crash.message}" if crash else str(report.longrepr)
+    return f"{report.when}: {' '.join(said.split())[:_CRASH_SHOWN]}"
 
 
 def _skip_reason(report: pytest.TestReport) -> str:

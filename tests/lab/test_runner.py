@@ -187,12 +187,15 @@ def test_the_report_has_each_outcome(tmp_path: Path) -> None:
     assert done.returncode == 1, done.stdout + done.stderr
     result = Outcome(LaneKind.HOST, [])
     testing.read_report(result, report.read_text(), 1)
-    assert {name.partition("::")[2]: row for name, row in result.results.items()} == {
-        "test_good": ("passed", ""),
-        "test_bad": ("failed", ""),
-        "test_skipped": ("skipped", "because"),
-        "test_teardown": ("failed", ""),
+    rows = {name.partition("::")[2]: row for name, row in result.results.items()}
+    assert {name: outcome for name, (outcome, _) in rows.items()} == {
+        "test_good": "passed",
+        "test_bad": "failed",
+        "test_skipped": "skipped",
+        "test_teardown": "failed",
     }
+    assert rows["test_skipped"][1] == "because"
+    assert "assert 1 == 2" in rows["test_bad"][1], "why it failed is in the summary"
 
 
 def test_a_test_runs_also_where_it_asks_to() -> None:
