@@ -20,7 +20,7 @@ from typing import cast
 import httpcore
 import httpx
 
-from sbxd.client.guard import Guard, PeerDiffers, same_address
+from sbxd.client.guard import Guard, same_address
 
 MAX_CONNECTIONS = 100
 _LIMITS = httpx.Limits(max_connections=MAX_CONNECTIONS, max_keepalive_connections=20)
@@ -141,7 +141,7 @@ class _AsyncBackend(httpcore.AsyncNetworkBackend):
                 continue
             if not same_address(stream.get_extra_info("server_addr")[0], address):
                 await stream.aclose()
-                raise PeerDiffers(f"the peer of {host} is not the address that was dialled")
+                raise httpcore.ConnectError(f"the peer of {host} is not what was dialled")
             return stream
         raise attempts.failure
 
@@ -180,7 +180,7 @@ class _Backend(httpcore.NetworkBackend):
                 continue
             if not same_address(stream.get_extra_info("server_addr")[0], address):
                 stream.close()
-                raise PeerDiffers(f"the peer of {host} is not the address that was dialled")
+                raise httpcore.ConnectError(f"the peer of {host} is not what was dialled")
             return stream
         raise attempts.failure
 

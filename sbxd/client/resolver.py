@@ -43,8 +43,10 @@ def system_lookup(name: bytes) -> Sequence[str]:
 class SystemResolver:
     """The machine's resolver (resolv.conf, /etc/hosts, as nsswitch.conf orders them).
 
-    timeout_seconds: of one lookup, including its wait for a free place. lookups_max: at once;
-    counted for each event loop and for all threads together. Use one per event loop.
+    timeout_seconds: of one lookup, including its wait for a free place. lookups_max: that are
+    waited for at once. As many again may still run though nobody waits for them (getaddrinfo
+    cannot be stopped); while all of these hang, a lookup fails at once as timed out. Use one
+    resolver per event loop.
     """
 
     def __init__(
@@ -58,25 +60,35 @@ class SystemResolver:
         self._lookups_max = lookups_max
         self._lookup = lookup
         self._limiter: anyio.CapacityLimiter | None = None
-        self._places = threading.BoundedSemaphore(lookups_max)
+        # The limiter counts callers: anyio frees a caller's place under asyncio as soon as it is
+        # cancelled, though its thread runs on. This counts threads.
+        self._threads = threading.BoundedSemaphore(2 * lookups_max)
 
     async def resolve(self, name: str) -> Sequence[str]:
         """Every address of a name.
 
         Raises: TimeoutError; OSError.
 
-        Cancellation: the lookup's thread ends by itself, and keeps its place until then.
+        Cancellation: the lookup's thread ends by itself, and is counted until then.
         """
         if self._limiter is None:
             self._limiter = anyio.CapacityLimiter(self._lookups_max)
         with anyio.fail_after(self._timeout_seconds):
             return await anyio.to_thread.run_sync(
-                self._lookup, _absolute(name), abandon_on_cancel=True, limiter=self._limiter
+                self._look, _absolute(name), abandon_on_cancel=True, limiter=self._limiter
             )
+
+    def _look(self, name: bytes) -> Sequence[str]:
+        if not self._threads.acquire(blocking=False):
+            raise TimeoutError
+        try:
+            return self._lookup(name)
+        finally:
+            self._threads.release()
 
     def resolve_blocking(self, name: str) -> Sequence[str]:
         """As `resolve`, for a thread that may block."""
-        if not self._places.acquire(timeout=self._timeout_seconds):
+        if not self._threads.acquire(timeout=self._timeout_seconds):
             raise TimeoutError
         answers: queue.SimpleQueue[Sequence[str] | OSError] = queue.SimpleQueue()
 
@@ -86,10 +98,15 @@ class SystemResolver:
             except OSError as error:
                 answers.put(error)
             finally:
-                self._places.release()
+                self._threads.release()
 
         # A daemon thread: a name server that does not answer holds up no program's end.
-        threading.Thread(target=look, name="sbxd-lookup", daemon=True).start()
+        thread = threading.Thread(target=look, name="sbxd-lookup", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:
+            self._threads.release()
+            raise OSError("no thread can be started for a lookup") from None
         try:
             answer = answers.get(timeout=self._timeout_seconds)
         except queue.Empty:
