@@ -149,13 +149,13 @@ async def test_nothing_is_allowed_by_a_policy_that_is_missing_empty_or_broken() 
         ("example.com.", (443,)),
         ("https://example.com", (443,)),
         ("ex\u0430mple.com", (443,)),
-        ("examp\u017fe.com", (443,)),
+        ("\u212a.com", (443,)),  # lower() makes an ASCII k of it
         (" example.com", (443,)),
         ("93.184.216.34", (443,)),
         ("example.com", ()),
     )
     for policy in (EgressPolicy(mode=EgressMode.ALLOWLIST), broken):
-        for host in ("example.com", "a.example.com", "k.com", "exampse.com"):
+        for host in ("example.com", "a.example.com", "k.com"):
             found = await refused(host, policy=policy, resolver=resolver)
             assert found.reason in (EgressRefusal.HOST_NOT_LISTED, EgressRefusal.PORT_NOT_LISTED)
     assert resolver.asked == []
