@@ -13,7 +13,7 @@ from typing import Annotated, TypeVar
 import msgspec
 from msgspec import Meta, Struct
 
-from sbxd.oci.media import CONFIG_TYPES, MANIFEST_TYPES, compression_of
+from sbxd.oci.media import CONFIG_TYPES, INDEX_TYPES, MANIFEST_TYPES, compression_of
 
 DOCUMENT_BYTES_MAX = 4 * 1024 * 1024
 LAYERS_MAX = 128
@@ -59,7 +59,7 @@ class Manifest(Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=
     manifests: msgspec.UnsetType | msgspec.Raw = msgspec.UNSET
 
 
-class Index(Struct, frozen=True, kw_only=True, rename="camel"):
+class Index(Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
     """An OCI index or a docker manifest list. Anything of a manifest in it is a refusal."""
 
     schema_version: Annotated[int, Meta(ge=2, le=2)]
@@ -155,6 +155,8 @@ def index(raw: bytes, what: str = "index") -> Index:
     found = decode(raw, Index, what)
     if found.layers is not msgspec.UNSET or found.config is not msgspec.UNSET:
         raise InvalidImage(f"the {what} is a manifest at the same time")
+    if found.media_type and found.media_type not in INDEX_TYPES:
+        raise InvalidImage(f"the {what} is of another kind ({found.media_type[:100]})")
     return found
 
 

@@ -170,15 +170,25 @@ class AdminInspect(Request, frozen=True, tag="admin_inspect", kw_only=True):
     environment_id: EnvironmentIdField
 
 
-class ImageImport(Request, frozen=True, tag="image_import", kw_only=True):
-    """Uploads an uncompressed root-file-system tar of exactly size_bytes.
+class ImageFormat(StrEnum):
+    """What the uploaded tar is: a root file system, or an archive that images are in."""
 
+    ROOTFS = "ROOTFS"
+    ARCHIVE = "ARCHIVE"
+
+
+class ImageImport(Request, frozen=True, tag="image_import", kw_only=True):
+    """Uploads an uncompressed tar of exactly size_bytes.
+
+    reference: which image of an archive, by a name that the archive gives it or by its digest.
     expected_digest: refuse the import when the resulting manifest digest is another.
     """
 
     size_bytes: Annotated[int, Meta(ge=512, le=2**40)]
+    format: ImageFormat = ImageFormat.ROOTFS
+    reference: Annotated[str, Meta(min_length=1, max_length=512)] | None = None
     expected_digest: ImageDigestField | None = None
-    label: Annotated[str, Meta(max_length=128)] = ""
+    label: Annotated[str, Meta(max_length=512)] = ""
 
 
 class ImageList(Request, frozen=True, tag="image_list", kw_only=True):
@@ -341,11 +351,26 @@ class EnvironmentInfo(Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     scope: str
 
 
+class ImageHold(StrEnum):
+    """Why a prune keeps an image."""
+
+    ALIAS = "ALIAS"
+    ENVIRONMENT = "ENVIRONMENT"
+    RESERVE = "RESERVE"
+    DEFAULT = "DEFAULT"  # the only image, so the one that is used when none is named
+
+
 class ImageInfo(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """size_bytes: of its blobs, packed as they are. unshared_bytes: of those that no other image
+    needs, which its removal frees besides its unpacked files."""
+
     digest: str
     label: str
     aliases: tuple[str, ...]
     size_bytes: int
+    unshared_bytes: int
+    layers: int
+    held_by: tuple[ImageHold, ...]
     imported_at: datetime
     in_use: int
 

@@ -62,6 +62,8 @@ LAYERS = (
     Layer("sbxd.settings", ("sbxd.port",), ("msgspec",), IMPURE),
     Layer("sbxd.policy", ("sbxd.port", "sbxd.settings"), ("msgspec",), IMPURE),
     Layer("sbxd.wire", ("sbxd.port",), ("msgspec",), IMPURE),
+    # The formats of images, for whoever takes one apart.
+    Layer("sbxd.oci", (), ("msgspec",), IMPURE),
     Layer("sbxd.audit.events", ("sbxd.port", "sbxd.policy"), ("msgspec",), IMPURE),
     Layer("sbxd.audit.encode", ("sbxd.audit.events",), ("msgspec",), IMPURE),
     # The worker's side.
@@ -87,7 +89,7 @@ LAYERS = (
           ("msgspec", "trio", "trio_asyncio", "aiosqlite"), SPAWNING),
     Layer("sbxd.egress", (*PURE, "sbxd.audit"), ("msgspec", "trio"), SPAWNING),
     Layer("sbxd.service",
-          (*PURE, "sbxd.audit", "sbxd.lifecycle", "sbxd.mechanism.protocol"),
+          (*PURE, "sbxd.oci", "sbxd.audit", "sbxd.lifecycle", "sbxd.mechanism.protocol"),
           ("msgspec", "trio"), SPAWNING),
     Layer("sbxd.daemon",
           (*PURE, "sbxd.config", "sbxd.audit", "sbxd.fake", "sbxd.mechanism", "sbxd.lifecycle",
@@ -102,8 +104,10 @@ LAYERS = (
     Layer("sbxd.launcher.requests", ("sbxd.port",), ("msgspec",), IMPURE),
     Layer("sbxd.launcher.kernel",
           ("sbxd.port", "sbxd.settings", "sbxd.launcher.requests", "sbxd.launcher.steps",
-           "sbxd.jail"),
+           "sbxd.jail", "sbxd.oci"),
           ("msgspec", *KERNEL_LIBRARIES), ("asyncio", "concurrent", "threading")),
+    Layer("sbxd.launcher.kernel.image_stream", ("sbxd.oci",), ("zstandard",),
+          ("asyncio", "concurrent", "threading")),
     Layer("sbxd.jail", ("sbxd.steward",), (), ("asyncio", "concurrent", "subprocess", "threading")),
     Layer("sbxd.jail.frames", (), (), IMPURE),
     Layer("sbxd.steward", ("sbxd.jail.syscalls",), (),
@@ -111,7 +115,7 @@ LAYERS = (
     # What runs inside an environment and tries things: a program of its own.
     Layer("sbxd.probes"),
     # The operator's side. doctor and image building may run programs.
-    Layer("sbxctl", (*PURE, "sbxd.client"), ("msgspec", "anyio", "trio", "click", "rich")),
+    Layer("sbxctl", (*PURE, "sbxd.client", "sbxd.oci"), ("msgspec", "anyio", "trio", "click", "rich")),
 )  # fmt: skip
 
 # The packages that a worker imports; nothing of the other side may come with them.

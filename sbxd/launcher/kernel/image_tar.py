@@ -240,9 +240,7 @@ class Extractor:
                 return  # to itself
             self._vacate(parent, name)
             self._is_own(self._inode, name)
-            os.link(
-                target[-1], name, src_dir_fd=folder, dst_dir_fd=parent, follow_symlinks=False
-            )
+            os.link(target[-1], name, src_dir_fd=folder, dst_dir_fd=parent, follow_symlinks=False)
         finally:
             os.close(folder)
 
