@@ -135,7 +135,7 @@ class TarReader:
             name = _text(header[345:500]) + b"/" + name
         name = pax.get(b"path", name if long_name is None else long_name)
         link = pax.get(b"linkpath", _text(header[157:257]) if long_link is None else long_link)
-        if kind is Kind.FILE and name.endswith(b"/"):
+        if header[156] == 0 and name.endswith(b"/"):
             kind = Kind.DIRECTORY  # as the oldest tools write it
         size = _decimal(pax[b"size"]) if b"size" in pax else size
         if kind is not Kind.FILE:
@@ -206,7 +206,9 @@ def safe_parts(name: bytes) -> tuple[bytes, ...]:
 
 
 def _check_sum(header: bytes) -> None:
-    if _number(header[148:156]) != sum(header) - sum(header[148:156]) + 8 * 0x20:
+    written = _OCTAL.fullmatch(_text(header[148:156]))
+    summed = sum(header) - sum(header[148:156]) + 8 * 0x20
+    if written is None or int(written[1] or b"0", 8) != summed:
         raise BadArchive("no tar header where one should be")
 
 

@@ -2,7 +2,7 @@
 
     index.json, oci-layout, blobs/sha256/<digits>   the layout
     ingress/<random>/                               one import that is under way
-    unpacking/<digits>                              an image that may be unpacked without being listed
+    unpacking/<digits>                              one that may be unpacked and not listed
 
 Invariants: `index.json` is replaced atomically and lists only images whose blobs are complete; a
 blob has its name only once its content has that digest and is on the disk; what `unpacking` names

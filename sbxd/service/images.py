@@ -47,6 +47,7 @@ _Args = TypeVarTuple("_Args")
 _LABEL = "sbxd.label"
 _IMPORTED_AT = "sbxd.imported-at"
 _UPLOAD = "upload"
+_DETAIL_MAX = 500
 _UNPACK_STEP = "image_unpack"
 _WRONG_BYTES = 74  # EBADMSG: a blob's digest is another
 CLEANUP_SECONDS = 10.0
@@ -157,7 +158,7 @@ class ImageStore:
                 else:
                     taken = await self._run(_taken, folder, request.reference)
             except InvalidImage as problem:
-                raise ExecutionRejected(RejectedCode.INVALID_IMAGE, str(problem)) from problem
+                raise _invalid(str(problem)) from problem
             async with self._change:
                 return await self._admit(folder, taken, request.expected_digest, request.label)
         finally:
@@ -282,9 +283,7 @@ class ImageStore:
             await self._unpacker.unpack_image(digest)
         except MechanismError as problem:
             if problem.step == _UNPACK_STEP and problem.errno in (0, _WRONG_BYTES):
-                raise ExecutionRejected(
-                    RejectedCode.INVALID_IMAGE, problem.detail or "it does not unpack"
-                ) from problem
+                raise _invalid(problem.detail or "it does not unpack") from problem
             raise ExecutionUnavailable(
                 UnavailableCode.SETUP_FAILED, f"the image does not unpack: {problem}"
             ) from problem
@@ -341,6 +340,12 @@ class ImageStore:
 
 def _in_use(detail: str) -> ExecutionRejected:
     return ExecutionRejected(RejectedCode.IMAGE_IN_USE, detail, field="digest")
+
+
+def _invalid(detail: str) -> ExecutionRejected:
+    """The words may be the image's own: no control character of theirs reaches a terminal."""
+    plain = "".join(c if c.isprintable() else "?" for c in detail)[:_DETAIL_MAX]
+    return ExecutionRejected(RejectedCode.INVALID_IMAGE, plain)
 
 
 def _architecture() -> str:

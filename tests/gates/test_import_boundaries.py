@@ -115,7 +115,8 @@ LAYERS = (
     # What runs inside an environment and tries things: a program of its own.
     Layer("sbxd.probes"),
     # The operator's side. doctor and image building may run programs.
-    Layer("sbxctl", (*PURE, "sbxd.client", "sbxd.oci"), ("msgspec", "anyio", "trio", "click", "rich")),
+    Layer("sbxctl", (*PURE, "sbxd.client", "sbxd.oci"),
+          ("msgspec", "anyio", "trio", "click", "rich")),
 )  # fmt: skip
 
 # The packages that a worker imports; nothing of the other side may come with them.

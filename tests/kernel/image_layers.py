@@ -39,11 +39,16 @@ def put_blob(state: Path, raw: bytes, content: bytes | None = None) -> str:
 
 def config_of(*layers: bytes) -> bytes:
     """The configuration of an image with these unpacked layers."""
+    return config_text(*(sha256(layer) for layer in layers))
+
+
+def config_text(*diff_ids: str, architecture: str = "amd64") -> bytes:
+    """The configuration of an image whose unpacked layers have these digests."""
     return msgspec.json.encode(
         {
-            "architecture": "amd64",
+            "architecture": architecture,
             "os": "linux",
-            "rootfs": {"type": "layers", "diff_ids": [sha256(layer) for layer in layers]},
+            "rootfs": {"type": "layers", "diff_ids": diff_ids},
         }
     )
 

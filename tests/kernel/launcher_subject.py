@@ -20,8 +20,10 @@ from sbxd.mechanism.namespaces import NamespacesMechanism, open_namespaces
 from sbxd.mechanism.namespaces_sandbox import NamespacesSandbox
 from sbxd.mechanism.protocol import CommandExit, CommandSpec, Counters, SlotProfile
 from sbxd.mechanism.running import NamespacesCommand
+from sbxd.oci import media
 from sbxd.port.ids import EnvironmentId
 from sbxd.port.limits import MIB, ResourceLimits
+from tests.kernel.image_layers import config_text
 
 TAR = Path("/var/cache/sbxd-lab/image.tar")
 ENVIRONMENT = ((b"PATH", b"/usr/bin:/bin"), (b"HOME", b"/workspace"))
@@ -56,13 +58,13 @@ def unpacked_image() -> str:
         (blobs / name).write_bytes(raw)
         return f"sha256:{name}"
 
-    config = b'{"os":"linux"}'
+    config = config_text(f"sha256:{layer}")
     manifest = {
         "schemaVersion": 2,
-        "config": {"mediaType": "x", "digest": put(config), "size": len(config)},
+        "config": {"mediaType": media.CONFIG, "digest": put(config), "size": len(config)},
         "layers": [
             {
-                "mediaType": images.TAR,
+                "mediaType": media.LAYER,
                 "digest": f"sha256:{layer}",
                 "size": TAR.stat().st_size,
             }
