@@ -26,7 +26,7 @@ _KINDS = {
     tarfile.CHRTYPE: Kind.DEVICE,
 }
 _names = st.text(
-    st.characters(blacklist_categories=("Cs",), blacklist_characters="\0"), min_size=1, max_size=300
+    st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=1, max_size=300
 ).filter(lambda name: name.strip("/") != "")
 
 

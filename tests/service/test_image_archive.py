@@ -242,7 +242,7 @@ OCI_ATTACKS: dict[str, tuple[Callable[[Files], None], str]] = {
     "a longer layer": (longer(TWO), "not what its name says"),
     "a flipped configuration": (flipped(CONFIG), "not what its name says"),
     "a flipped manifest": (flipped(layout(ONE, TWO)[1]), "not what its name says"),
-    "a layer that is missing": (lambda f: f.pop(blob_name(ONE)) and None, "does not hold"),
+    "a layer that is missing": (lambda f: f.__delitem__(blob_name(ONE)), "does not hold"),
     "a layer that is a link out": (
         lambda f: f.update({blob_name(ONE): (tarfile.SYMTYPE, "/etc/passwd")}),
         "does not hold",
