@@ -13,6 +13,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+import trio
 
 from sbxctl.archive import prepared
 from sbxctl.exits import Exit
@@ -165,7 +166,7 @@ async def test_a_tag_is_resolved_and_what_is_copied_is_asked_for_by_digest(
     assert ("--preserve-digests" in copy) is (raw is INDEX)
     assert copy[-3:-1] == ["--", f"docker://registry.example:5000/team/tool@{digest}"]
     assert copy[-1].startswith("oci-archive:")
-    assert not os.path.exists(copy[-1].removeprefix("oci-archive:")), "it is removed"
+    assert not await trio.Path(copy[-1].removeprefix("oci-archive:")).exists(), "it is removed"
     assert f"{name} is {digest}" in ran.stderr
     assert label == f"{name}@{digest}"
     assert ran.stdout.startswith(b"sha256:")
