@@ -457,11 +457,11 @@ def test_an_image_never_takes_all_that_is_free(
 
 def test_a_zstd_frame_that_needs_gigabytes_of_memory_is_refused(state: Path) -> None:
     layer = tar_of((entry("x"), os.urandom(1000)))
-    parameters = zstandard.ZstdCompressionParameters(
-        window_log=31, enable_ldm=True, write_content_size=False
-    )
-    packer = zstandard.ZstdCompressor(compression_params=parameters).compressobj()
-    packed = packer.compress(layer) + packer.flush()
+    packer = zstandard.ZstdCompressor(write_content_size=False).compressobj()
+    frame = bytearray(packer.compress(layer) + packer.flush())
+    assert not frame[4] & 0x20, "the frame says how large its window is"
+    frame[5] = (31 - 10) << 3  # 2 GiB
+    packed = bytes(frame)
     digest = put_packed(state, packed, compression=Compression.ZSTD, config=config_of(layer))
     with pytest.raises(ValueError, match="zstd"):
         images.unpack(digest)
@@ -531,9 +531,11 @@ def test_an_unpacker_that_is_killed_leaves_nothing_that_is_used(state: Path) -> 
 
     pid = os.fork()
     if pid == 0:
-        images._extract = killed  # type: ignore[assignment]
-        images.unpack(digest)
-        os._exit(0)
+        try:
+            images._extract = killed  # type: ignore[assignment]
+            images.unpack(digest)
+        finally:
+            os._exit(1)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 9
     assert [path.name.endswith(".partial") for path in (state / "unpacked").iterdir()] == [True]
     with pytest.raises(FileNotFoundError):
