@@ -9,17 +9,33 @@ blob has its name only once its content has that digest and is on the disk; what
 was written down before the mechanism was asked.
 """
 
+import errno
 import hashlib
 import os
 import shutil
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
 from sbxd.oci import documents, media
-from sbxd.oci.documents import DOCUMENT_BYTES_MAX, Descriptor, Index, Manifest
+from sbxd.oci.documents import DOCUMENT_BYTES_MAX, Descriptor, Index
+
+
+@dataclass(frozen=True)
+class Contents:
+    """What an image consists of. blobs: digest to size, the manifest and the configuration too."""
+
+    layers: int
+    blobs: Mapping[str, int]
+
+    @property
+    def size_bytes(self) -> int:
+        """Of all blobs, packed as they are."""
+        return sum(self.blobs.values())
 
 
 class BlobStore:
@@ -30,6 +46,7 @@ class BlobStore:
         self._blobs = directory / "blobs" / "sha256"
         self._unpacking = directory / "unpacking"
         self._entries: tuple[Descriptor, ...] = ()
+        self._contents: dict[str, Contents] = {}  # of every listed image
 
     @property
     def entries(self) -> tuple[Descriptor, ...]:
@@ -51,8 +68,12 @@ class BlobStore:
         if not layout.exists():
             _write_atomically(layout, b'{"imageLayoutVersion":"1.0.0"}')
 
-    def open_ingress(self) -> Path:
-        """A fresh folder for one import."""
+    def open_ingress(self, size_bytes: int) -> Path:
+        """A fresh folder for one import of this size. Raises OSError, with ENOSPC when the file
+        system has no room for it."""
+        free = os.statvfs(self._directory)
+        if size_bytes > free.f_bavail * free.f_frsize:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         folder = self._directory / "ingress" / os.urandom(8).hex()
         folder.mkdir()
         return folder
@@ -79,16 +100,6 @@ class BlobStore:
         self._entries = tuple(good)
         return problems
 
-    def manifest(self, digest: str) -> Manifest:
-        """A manifest of the store, verified. Raises OSError, ValueError."""
-        path = self._blob(digest)
-        if path.stat().st_size > DOCUMENT_BYTES_MAX:
-            raise ValueError("the manifest is too large")
-        raw = path.read_bytes()
-        if digest_of(raw) != digest:
-            raise ValueError("the manifest's digest is another")
-        return documents.manifest(raw)
-
     def commit(self, folder: Path, names: Iterable[str], manifest_raw: bytes) -> None:
         """Take the blobs of an ingress folder, each named by its digits, and the manifest."""
         for name in names:
@@ -99,28 +110,30 @@ class BlobStore:
     def replace_index(self, entries: Iterable[Descriptor]) -> None:
         """List these images, and no others."""
         index = Index(schema_version=2, media_type=media.INDEX, manifests=tuple(entries))
+        contents = {
+            each.digest: self._contents.get(each.digest) or self._read(each.digest)
+            for each in index.manifests
+        }
         _write_atomically(self._directory / "index.json", canonical(index))
         _fsync_directory(self._directory)
-        self._entries = index.manifests
+        self._entries, self._contents = index.manifests, contents
 
     def collect(self) -> None:
         """Remove every blob that no listed image needs."""
-        needed = {digest for entry in self._entries for digest in self._needs(entry.digest)}
+        needed = {digest for each in self._contents.values() for digest in each.blobs}
         for blob in self._blobs.iterdir():
             if f"sha256:{blob.name}" not in needed:
                 blob.unlink()
 
-    def sizes(self, digest: str) -> tuple[int, int]:
-        """The bytes of an image's blobs, and of those that no other listed image needs."""
-        mine = self._needs(digest)
-        others = {
-            each
-            for entry in self._entries
-            if entry.digest != digest
-            for each in self._needs(entry.digest)
-        }
-        alone = sum(size for each, size in mine.items() if each not in others)
-        return sum(mine.values()), alone
+    def contents(self, digest: str) -> Contents:
+        """Of a listed image. Reads nothing."""
+        return self._contents[digest]
+
+    def unshared_bytes(self, digest: str) -> int:
+        """The bytes of those blobs that no other listed image needs. Reads nothing."""
+        needed = Counter(blob for each in self._contents.values() for blob in each.blobs)
+        blobs = self._contents[digest].blobs
+        return sum(size for blob, size in blobs.items() if needed[blob] == 1)
 
     # --- images that may be unpacked without being listed ---------------------------------------
 
@@ -142,22 +155,28 @@ class BlobStore:
 
     # --- parts ----------------------------------------------------------------------------------
 
-    def _needs(self, digest: str) -> dict[str, int]:
-        manifest = self.manifest(digest)
-        found = {layer.digest: layer.size for layer in manifest.layers}
-        found[manifest.config.digest] = manifest.config.size
-        found[digest] = self._blob(digest).stat().st_size
-        return found
+    def _read(self, digest: str) -> Contents:
+        """What a manifest says, verified. Raises OSError, ValueError."""
+        path = self._blob(digest)
+        if path.stat().st_size > DOCUMENT_BYTES_MAX:
+            raise ValueError("the manifest is too large")
+        raw = path.read_bytes()
+        if digest_of(raw) != digest:
+            raise ValueError("the manifest's digest is another")
+        manifest = documents.manifest(raw)
+        blobs = {each.digest: each.size for each in (manifest.config, *manifest.layers)}
+        return Contents(layers=len(manifest.layers), blobs={**blobs, digest: len(raw)})
 
     def _damage(self, entry: Descriptor) -> str | None:
         try:
-            manifest = self.manifest(entry.digest)
+            contents = self._read(entry.digest)
         except (OSError, ValueError) as problem:
             return f"its manifest cannot be read ({type(problem).__name__})"
-        for blob in (manifest.config, *manifest.layers):
-            path = self._blob(blob.digest)
-            if not path.is_file() or path.stat().st_size != blob.size:
-                return f"its blob {blob.digest} is missing or has another size"
+        for digest, size in contents.blobs.items():
+            path = self._blob(digest)
+            if not path.is_file() or path.stat().st_size != size:
+                return f"its blob {digest} is missing or has another size"
+        self._contents[entry.digest] = contents
         return None
 
     def _blob(self, digest: str) -> Path:

@@ -9,6 +9,7 @@ Invariants: an import that fails or is cancelled leaves no blob that no image ne
 unpacked that nobody will remove; nobody is given an image that is being removed.
 """
 
+import errno
 import hashlib
 import os
 import platform
@@ -146,10 +147,26 @@ class ImageStore:
 
         Raises ExecutionRejected (PROTOCOL for a short or long upload, INVALID_IMAGE for what is
         no image or a hostile one, UNKNOWN_IMAGE for another digest than expected) and
-        ExecutionUnavailable (SETUP_FAILED) when it does not unpack for another reason.
+        ExecutionUnavailable (CAPACITY when the disk is too full for it, SETUP_FAILED when it does
+        not unpack for another reason than what it is).
         Cancellation: what was received is removed; the index is unchanged.
         """
-        folder = await self._run(self._blobs.open_ingress)
+        # What an archive is and what is taken out of it lie side by side for a while.
+        times = 1 if request.format is ImageFormat.ROOTFS else 2
+        try:
+            folder = await self._run(self._blobs.open_ingress, request.size_bytes * times)
+            return await self._import(folder, request, chunks)
+        except OSError as problem:
+            if problem.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            raise ExecutionUnavailable(
+                UnavailableCode.CAPACITY,
+                "the image store's disk has no room for this image: see `sbxctl image prune`",
+            ) from problem
+
+    async def _import(
+        self, folder: Path, request: ImageImport, chunks: AsyncIterator[bytes]
+    ) -> ImageInfo:
         try:
             layer = await self._receive(folder / _UPLOAD, request.size_bytes, chunks)
             try:
@@ -166,7 +183,8 @@ class ImageStore:
 
     async def list(self) -> tuple[ImageInfo, ...]:
         """Every listed image, in the order of import."""
-        return tuple([await self._run(self._info, entry) for entry in self._blobs.entries])
+        await trio.lowlevel.checkpoint()
+        return tuple(self._info(entry) for entry in self._blobs.entries)
 
     async def remove(self, digest: str) -> None:
         """Forget an image and remove what only it needs.
@@ -276,7 +294,7 @@ class ImageStore:
         await self._run(self._blobs.end_unpacking, digest)
         self._unusable.discard(digest)
         self._users.changed()
-        return await self._run(self._info, entry)
+        return self._info(entry)
 
     async def _unpack(self, digest: str) -> None:
         try:
@@ -308,14 +326,14 @@ class ImageStore:
         return await trio.to_thread.run_sync(call, *args, limiter=self._limiter)
 
     def _info(self, entry: Descriptor) -> ImageInfo:
-        size, alone = self._blobs.sizes(entry.digest)
+        contents = self._blobs.contents(entry.digest)
         return ImageInfo(
             digest=entry.digest,
             label=entry.annotations.get(_LABEL, ""),
             aliases=self._names(entry.digest),
-            size_bytes=size,
-            unshared_bytes=alone,
-            layers=len(self._blobs.manifest(entry.digest).layers),
+            size_bytes=contents.size_bytes,
+            unshared_bytes=self._blobs.unshared_bytes(entry.digest),
+            layers=contents.layers,
             held_by=self._holds(entry.digest),
             imported_at=datetime.fromisoformat(entry.annotations[_IMPORTED_AT]),
             in_use=self._users.in_use(entry.digest),

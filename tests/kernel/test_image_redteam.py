@@ -27,7 +27,7 @@ from tests.kernel.image_layers import (
     tar_of,
 )
 
-pytestmark = [pytest.mark.needs("root"), pytest.mark.case("FS-05")]
+pytestmark = pytest.mark.needs("root")
 
 Member = tuple[tarfile.TarInfo, bytes]
 FOLDER = (entry("folder", tarfile.DIRTYPE, mode=0o755), b"")
@@ -259,6 +259,7 @@ def unpacked(state: Path, *layers: bytes) -> str:
     return digest
 
 
+@pytest.mark.case("ESC-18")
 def test_set_uid_bits_capabilities_and_attributes_are_dropped(state: Path) -> None:
     member = entry("su", mode=0o6755)
     member.pax_headers = {

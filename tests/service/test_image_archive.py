@@ -3,16 +3,23 @@ refused with nothing left, beside a neighbour that is taken."""
 
 import gzip
 import json
+import os
 import platform
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import trio
 
 from sbxd.oci import media
-from sbxd.port.errors import ExecutionRejected, RejectedCode
+from sbxd.port.errors import (
+    ExecutionRejected,
+    ExecutionUnavailable,
+    RejectedCode,
+    UnavailableCode,
+)
 from sbxd.service.images import ImageStore
 from sbxd.wire.messages import ImageFormat, ImageHold, ImageImport, ImageInfo
 from tests.service.image_archives import (
@@ -435,3 +442,31 @@ async def test_an_import_that_is_cancelled_while_it_unpacks_is_taken_back(bench:
         nursery.cancel_scope.cancel()
     assert (bench.blobs(), bench.ingress(), store.known()) == (set(), [], frozenset())
     assert bench.unpacker.dropped == [digest(manifest)]
+
+
+async def test_an_image_that_the_disk_has_no_room_for_is_refused_before_it_is_taken(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = await bench.opened()
+    raw = layout(ONE)[0].tar()
+    real = os.statvfs
+    monkeypatch.setattr(
+        os, "statvfs", lambda path: SimpleNamespace(f_bavail=len(raw) // 512, f_frsize=512)
+    )
+    with pytest.raises(ExecutionUnavailable) as caught:
+        await put(store, raw)
+    assert caught.value.code is UnavailableCode.CAPACITY
+    assert bench.ingress() == []
+    monkeypatch.setattr(os, "statvfs", real)
+    await put(store, raw)
+
+
+async def test_a_list_that_is_taken_while_an_image_goes_is_whole(bench: Bench) -> None:
+    store = await bench.opened()
+    first = await put(store, layout(ONE)[0].tar())
+    await put(store, layout(TWO)[0].tar())
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(store.remove, first.digest)
+        for _ in range(20):
+            assert len(await store.list()) in (1, 2)
+    assert len(await store.list()) == 1
