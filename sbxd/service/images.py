@@ -190,7 +190,8 @@ class ImageStore:
         """Forget an image and remove what only it needs.
 
         Raises ExecutionRejected: UNKNOWN_IMAGE; IMAGE_IN_USE while an environment or an alias
-        uses it. A slot of the reserve gives way.
+        uses it; ExecutionUnavailable when the launcher cannot remove it, which leaves it known.
+        A slot of the reserve gives way.
         """
         async with self._change:
             if not any(entry.digest == digest for entry in self._blobs.entries):
@@ -222,6 +223,10 @@ class ImageStore:
                 await self._users.wait_free(digest)
                 await self._unpacker.drop_image(digest)
                 gone = True
+        except MechanismError as problem:
+            raise ExecutionUnavailable(
+                UnavailableCode.SETUP_FAILED, f"the image could not be removed: {problem}"
+            ) from problem
         finally:
             if not gone:
                 self._leaving.discard(digest)
