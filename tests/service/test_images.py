@@ -479,37 +479,3 @@ async def test_whoever_stands_on_images_is_told_of_every_change(bench: Bench) ->
     await store.remove(digest)
     assert bench.changes == 2
     assert store.known() == frozenset()
-
-
-async def test_an_image_that_the_launcher_cannot_remove_stays_known(bench: Bench) -> None:
-    store = await bench.opened()
-    digest = await put(store, a_tar())
-    bench.unpacker.keeping = True
-    with pytest.raises(ExecutionUnavailable) as caught:
-        await store.remove(digest)
-    assert caught.value.code is UnavailableCode.SETUP_FAILED
-    assert store.known() == {digest}
-    bench.unpacker.keeping = False
-    await store.remove(digest)
-    assert store.known() == frozenset()
-
-
-@pytest.mark.parametrize(
-    ("step", "number", "code"),
-    [
-        ("image_unpack", 0, RejectedCode.INVALID_IMAGE),
-        ("image_unpack", 74, RejectedCode.INVALID_IMAGE),
-        ("image_unpack", 28, UnavailableCode.SETUP_FAILED),
-        ("helper", 0, UnavailableCode.SETUP_FAILED),
-    ],
-)
-async def test_what_is_wrong_with_an_image_is_told_from_what_is_wrong_with_the_host(
-    step: str, number: int, code: RejectedCode | UnavailableCode, bench: Bench
-) -> None:
-    store = await bench.opened()
-    bench.unpacker.failing = True
-    bench.unpacker.failure = MechanismError(step, number, "layer 1 is refused: \x1b[2Jx")
-    with pytest.raises((ExecutionRejected, ExecutionUnavailable)) as caught:
-        await put(store, a_tar())
-    assert caught.value.code is code
-    assert code is UnavailableCode.SETUP_FAILED or caught.value.detail.isprintable()
