@@ -93,9 +93,6 @@ class Layout(Struct, frozen=True, kw_only=True, rename="camel"):
     image_layout_version: _Text
 
 
-SavedImages = Annotated[tuple[SavedImage, ...], Meta(max_length=MANIFESTS_MAX)]
-
-
 def decode(raw: bytes, type: type[_T], what: str) -> _T:
     """One document. Raises InvalidImage."""
     if len(raw) > DOCUMENT_BYTES_MAX:
@@ -157,6 +154,14 @@ def index(raw: bytes, what: str = "index") -> Index:
         raise InvalidImage(f"the {what} is a manifest at the same time")
     if found.media_type and found.media_type not in INDEX_TYPES:
         raise InvalidImage(f"the {what} is of another kind ({found.media_type[:100]})")
+    return found
+
+
+def saved_images(raw: bytes) -> tuple[SavedImage, ...]:
+    """The manifest.json of a docker-archive. Raises InvalidImage."""
+    found = decode(raw, tuple[SavedImage, ...], "manifest.json")
+    if len(found) > MANIFESTS_MAX:
+        raise InvalidImage("the manifest.json names too many images")
     return found
 
 

@@ -113,7 +113,7 @@ class Archive:
     def _take_saved(self, folder: Path, architecture: str, reference: str | None) -> Taken:
         raw = self._read(_SAVED)
         documents.unambiguous(raw, _SAVED)
-        saved = choose_saved(documents.decode(raw, documents.SavedImages, _SAVED), reference)
+        saved = choose_saved(documents.saved_images(raw), reference)
         config_raw = self._read(saved.config)
         documents.unambiguous(config_raw, "configuration")
         config = documents.config(config_raw, len(saved.layers))
