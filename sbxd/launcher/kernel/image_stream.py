@@ -16,6 +16,7 @@ from sbxd.oci.media import Compression
 from sbxd.oci.tar import BadArchive
 
 _CHUNK_BYTES = 256 * 1024
+_PACKED_BYTES = 32 * 1024  # small, since what follows a member is copied for each member
 _GZIP_WBITS = 31
 _ZSTD_WINDOW_BYTES_MAX = 128 * 1024 * 1024
 ZSTD_MISSING = "a layer is packed with zstd: install zstandard (Debian: python3-zstandard)"
@@ -72,7 +73,7 @@ class _Gunzip:
                     return b""
                 self._member, self._fresh = zlib.decompressobj(_GZIP_WBITS), True
             if not self._input:
-                self._input = self._raw.read(_CHUNK_BYTES)
+                self._input = self._raw.read(_PACKED_BYTES)
                 if not self._input and not self._fresh:
                     raise BadArchive("a packed layer is cut short")
                 if not self._input:
