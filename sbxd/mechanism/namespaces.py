@@ -66,6 +66,7 @@ class NamespacesMechanism:
                     limits=limits,
                     back_stop_seconds=back_stop_seconds,
                     seccomp_profile=self._seccomp_profile,
+                    network=profile.network,
                 )
             ) as answer:
                 reply = _expect(answer.reply, Prepared)
