@@ -5,6 +5,7 @@ and as finished (or as having no known end) whatever happens to its caller; an e
 which something was not proven is ended before the call comes back.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
@@ -24,6 +25,7 @@ from sbxd.lifecycle.budgets import Budgets
 from sbxd.lifecycle.environments import OutputSink
 from sbxd.lifecycle.execution import Execution, Terms, TreeSurvived
 from sbxd.lifecycle.finalize import BudgetSpent, within_shield
+from sbxd.lifecycle.network import CommandNetwork, Egress, NetworkUse
 from sbxd.lifecycle.supervisor import Supervisor
 from sbxd.mechanism.protocol import (
     CommandNotStarted,
@@ -32,9 +34,10 @@ from sbxd.mechanism.protocol import (
     SandboxLost,
     WorkspaceChanged,
 )
-from sbxd.policy.child_environment import build, encode
+from sbxd.policy.child_environment import Network, build, encode
 from sbxd.policy.command import validate_command
 from sbxd.policy.containment import resolve
+from sbxd.policy.network import has_both_yeses
 from sbxd.policy.timeouts import EffectiveTimeout, effective_timeout
 from sbxd.port.command import ExecutionCommand, ExecutionResult, KillReason
 from sbxd.port.errors import (
@@ -57,6 +60,7 @@ class CommandRules:
     settings: Settings
     budgets: Budgets
     audit: AuditSink
+    egress: Egress
 
 
 async def execute(
@@ -66,8 +70,12 @@ async def execute(
     *,
     cancelled: trio.Event,
     on_output: OutputSink | None,
+    overrun: Callable[[], None],
 ) -> ExecutionResult:
-    """`Environments.execute` for an environment that the caller may use."""
+    """`Environments.execute` for an environment that the caller may use.
+
+    overrun: ends the environment if it is over a budget.
+    """
     specification, timeout = _judge(supervisor, command, rules.settings)
     if supervisor.execution is not None:
         raise ExecutionRejected(
@@ -88,6 +96,7 @@ async def execute(
         budgets=rules.budgets,
         grant=supervisor.account.grant_returned,
         on_output=on_output,
+        network=_network_of(supervisor, command, rules.egress, overrun),
     )
     number = supervisor.begin_command(execution, specification.argv)
     recorder = _Recorder(supervisor, execution, number, rules)
@@ -147,6 +156,7 @@ def _judge(
         settings.process_environment.operator_names,
         working_directory=resolve(line.working_directory),
         bridge=specification.bridge,
+        network=Network.PROXY if has_both_yeses(specification.egress, command) else Network.NONE,
     )
     return (
         CommandSpec(
@@ -156,6 +166,34 @@ def _judge(
             stdin=command.stdin or b"",
         ),
         timeout,
+    )
+
+
+def _network_of(
+    supervisor: Supervisor, command: ExecutionCommand, egress: Egress, overrun: Callable[[], None]
+) -> CommandNetwork | None:
+    """The network of a command with both yeses. Raises ExecutionUnavailable when its environment
+    has none to give."""
+    if not has_both_yeses(supervisor.specification.egress, command):
+        return None
+    listener = supervisor.sandbox.proxy_listener
+    if listener is None:
+        raise errors.lost()
+
+    def charge() -> None:
+        try:
+            supervisor.account.charge_operation()
+        finally:
+            overrun()
+
+    return egress.of_command(
+        NetworkUse(
+            **supervisor.identity(),
+            command_number=supervisor.commands_run + 1,
+            policy=supervisor.specification.egress,
+            listener=listener,
+            charge=charge,
+        )
     )
 
 

@@ -79,7 +79,12 @@ class LocalEnvironments:
         with self._serving():
             try:
                 return await commands.execute(
-                    supervisor, command, self._rules, cancelled=cancelled, on_output=on_output
+                    supervisor,
+                    command,
+                    self._rules,
+                    cancelled=cancelled,
+                    on_output=on_output,
+                    overrun=lambda: self._registry.enforce_budgets(supervisor),
                 )
             finally:
                 self._registry.enforce_budgets(supervisor)
