@@ -17,7 +17,7 @@ import msgspec
 from msgspec import Struct
 
 from sbxd.policy.child_environment import operator_name_problems
-from sbxd.policy.egress import policy_problems
+from sbxd.policy.destinations import policy_problems
 from sbxd.port.egress import EgressMode
 from sbxd.port.limits import EnvironmentBudgets, ResourceLimits
 from sbxd.settings import (

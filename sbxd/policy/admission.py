@@ -8,7 +8,7 @@ from collections.abc import Container
 
 from sbxd.policy.budgets import admit_budgets
 from sbxd.policy.child_environment import check_specification
-from sbxd.policy.egress import (
+from sbxd.policy.destinations import (
     DestinationInvalid,
     canonical_destination,
     configured_destinations,

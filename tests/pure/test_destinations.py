@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sbxd.policy.egress import (
+from sbxd.policy.destinations import (
     DestinationInvalid,
     canonical_destination,
     canonical_host,
