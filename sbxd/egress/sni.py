@@ -64,7 +64,7 @@ class HelloReader:
     def _read(self) -> Hello | HelloFlaw | None:
         while True:
             header = self._held[self._at : self._at + 5]
-            if header and header[0] != _HANDSHAKE or header[1:2] not in (b"", b"\x03"):
+            if (header and header[0] != _HANDSHAKE) or header[1:2] not in (b"", b"\x03"):
                 return HelloFlaw.NOT_TLS
             if len(header) < 5:
                 return None
