@@ -57,15 +57,20 @@ IMAGE_EXCLUDED = (
 
 # A second root file system, for the test that runs ordinary programs under the filter.
 WORKLOADS_PACKAGES = (
+    "ca-certificates",
+    "curl",
     "gcc",
     "git",
     "golang-go",
     "libc6-dev",
     "nodejs",
+    "npm",
     "python3",
+    "python3-httpx",
     "python3-numpy",
     "python3-pandas",
     "python3-pip",
+    "python3-requests",
 )
 
 # The extras of the project that its virtual environment in the lanes holds.
