@@ -18,7 +18,7 @@ from enum import StrEnum
 
 from msgspec import Struct
 
-from sbxd.policy.egress import PORT_MAX, DestinationInvalid, canonical_host
+from sbxd.policy.destinations import PORT_MAX, DestinationInvalid, canonical_requested_host
 
 HEAD_BYTES_MAX = 8192
 
@@ -164,16 +164,13 @@ def _target(target: bytes) -> Request | Malformed:
     if not _PORT.fullmatch(port) or int(port) > PORT_MAX:
         return _malformed(Flaw.PORT, f"the port is a decimal number from 1 to {PORT_MAX}")
     try:
-        name = canonical_host(host.decode("ascii"))
+        return Request(host=canonical_requested_host(host.decode("ascii")), port=int(port))
     except DestinationInvalid:
-        name = "*"
-    if "*" in name:
         return _malformed(
             Flaw.HOST,
             "the host is a DNS name of letters, digits and hyphens: no address, no brackets, "
             "no wildcard, no dot at its end",
         )
-    return Request(host=name, port=int(port))
 
 
 def _field_flaw(line: bytes) -> Malformed | None:

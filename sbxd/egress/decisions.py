@@ -11,6 +11,8 @@ from enum import StrEnum
 
 from msgspec import Struct
 
+from sbxd.policy.egress import EgressRefusal
+
 
 class Outcome(StrEnum):
     """ALLOWED: a tunnel. REFUSED: by a rule. FAILED: allowed by every rule, and not reached."""
@@ -21,22 +23,22 @@ class Outcome(StrEnum):
 
 
 class ProxyReason(StrEnum):
-    """Why the proxy itself made no tunnel. What the policy refuses has the policy's reason."""
+    """Why the proxy itself made no tunnel; none is also a reason of the policy (EgressRefusal)."""
 
-    MALFORMED = "MALFORMED"
-    METHOD_NOT_ALLOWED = "METHOD_NOT_ALLOWED"
-    HEAD_TOO_LARGE = "HEAD_TOO_LARGE"
-    HEAD_TOO_LATE = "HEAD_TOO_LATE"
-    TOO_MANY_TUNNELS = "TOO_MANY_TUNNELS"
-    BUDGET_EXHAUSTED = "BUDGET_EXHAUSTED"
-    NAME_NOT_FOUND = "NAME_NOT_FOUND"
-    RESOLUTION_FAILED = "RESOLUTION_FAILED"
-    RESOLUTION_TOO_LATE = "RESOLUTION_TOO_LATE"
-    DIAL_REFUSED = "DIAL_REFUSED"
-    DIAL_TOO_LATE = "DIAL_TOO_LATE"
-    PEER_MISMATCH = "PEER_MISMATCH"
-    SNI_ABSENT = "SNI_ABSENT"
-    SNI_MISMATCH = "SNI_MISMATCH"
+    MALFORMED = "malformed"
+    METHOD_NOT_ALLOWED = "method_not_allowed"
+    HEAD_TOO_LARGE = "head_too_large"
+    HEAD_TOO_LATE = "head_too_late"
+    TOO_MANY_TUNNELS = "too_many_tunnels"
+    BUDGET_EXHAUSTED = "budget_exhausted"
+    DIAL_FAILED = "dial_failed"
+    DIAL_TOO_LATE = "dial_too_late"
+    PEER_MISMATCH = "peer_mismatch"
+    SNI_ABSENT = "sni_absent"
+    SNI_MISMATCH = "sni_mismatch"
+
+
+Reason = ProxyReason | EgressRefusal
 
 
 class TunnelEnd(StrEnum):
@@ -61,8 +63,7 @@ class Decision(Struct, frozen=True, kw_only=True):
 
     connection: its number, from 1, within one proxy. host, port: None when the request was not
     read that far; canonical. address: the connected one for ALLOWED, the refused one where an
-    address was the reason, else None. reason: None exactly for ALLOWED; a ProxyReason or the
-    policy's. rule: the destination of the policy that covered the request, where one did.
+    address was the reason, else None. reason: None exactly for ALLOWED. rule: the destination of the policy that covered the request, where one did.
     decided_us: microseconds from the end of the head to this decision, resolution and dial
     included.
     """
@@ -72,7 +73,7 @@ class Decision(Struct, frozen=True, kw_only=True):
     host: str | None
     port: int | None
     address: str | None
-    reason: str | None
+    reason: Reason | None
     rule: str | None
     decided_us: int
 
@@ -97,7 +98,7 @@ class TunnelClosed(Struct, frozen=True, kw_only=True):
 class DenialsCounted(Struct, frozen=True, kw_only=True):
     """Denials beyond the rate, by reason, that no Decision was made for. Each is in one count."""
 
-    counts: tuple[tuple[str, int], ...]
+    counts: tuple[tuple[Reason, int], ...]
 
     @property
     def total(self) -> int:
@@ -123,16 +124,17 @@ class EgressCounts:
         self.allowed = 0
         self.up_bytes = 0
         self.down_bytes = 0
-        self.refusals: Counter[str] = Counter()  # by reason; REFUSED and FAILED
+        self.refusals: Counter[Reason] = Counter()  # by reason; REFUSED and FAILED
         self.ends: Counter[TunnelEnd] = Counter()
 
     def observe(self, record: Record) -> None:
         """Count one record."""
         match record:
-            case Decision(reason=None):
-                self.allowed += 1
-            case Decision(reason=str(reason)):
-                self.refusals[reason] += 1
+            case Decision():
+                if record.reason is None:
+                    self.allowed += 1
+                else:
+                    self.refusals[record.reason] += 1
             case TunnelClosed():
                 self.ends[record.end] += 1
                 self.up_bytes += record.up_bytes

@@ -12,7 +12,7 @@ counts that could not be recorded are put back.
 
 from collections import Counter
 
-from sbxd.egress.decisions import DenialsCounted
+from sbxd.egress.decisions import DenialsCounted, Reason
 
 
 class Denials:
@@ -22,7 +22,7 @@ class Denials:
         self._rate = rate
         self._tokens = float(rate)
         self._at = now
-        self._counts: Counter[str] = Counter()
+        self._counts: Counter[Reason] = Counter()
 
     def take(self, now: float) -> bool:
         """Whether a denial at this time (seconds, never going back) is recorded by itself."""
@@ -33,7 +33,7 @@ class Denials:
         self._tokens -= 1
         return True
 
-    def count(self, reason: str) -> None:
+    def count(self, reason: Reason) -> None:
         """One that is not."""
         self._counts[reason] += 1
 

@@ -7,43 +7,27 @@ and each environment has a share of it, so a name server that does not answer co
 that asks it and not the others. The threads do not keep the process from ending.
 
 Invariants: one question is asked per call, for the name with a dot at its end, so that no search
-list applies; the order of the answers is kept; each address appears once; more addresses than can
-be judged are a failure, never a part of them.
+list applies; every address is returned, in the order of the answers, each once; no call takes
+longer than its bound.
 
-Deliberately absent: timeouts (the caller's), a cache (an answer is judged when it is used), any
-judgement of an address (`sbxd.policy.egress`).
+Deliberately absent: a cache (an answer is judged when it is used), any judgement of an address or
+of their number (`sbxd.policy.egress`).
 """
 
 import socket
 from collections.abc import Callable, Sequence
-from enum import StrEnum
 from typing import Any, cast
 
 import trio
 
-ADDRESSES_MAX = 64
 THREADS_MAX = 32
 THREADS_PER_ENVIRONMENT_MAX = 8
 
 GetAddrInfo = Callable[..., Sequence[tuple[Any, Any, Any, Any, Any]]]
 
-# What says that the name is not there or has no address; the others may pass.
-_ABSENT = frozenset({socket.EAI_NONAME, getattr(socket, "EAI_NODATA", socket.EAI_NONAME)})
 
-
-class ResolutionProblem(StrEnum):
-    NOT_FOUND = "NOT_FOUND"
-    FAILED = "FAILED"
-    TOO_MANY_ADDRESSES = "TOO_MANY_ADDRESSES"
-    TOO_LATE = "TOO_LATE"
-
-
-class ResolutionFailed(Exception):
-    """There are no addresses to judge."""
-
-    def __init__(self, problem: ResolutionProblem) -> None:
-        super().__init__(problem.value)
-        self.problem = problem
+class ResolutionFailed(OSError):
+    """The platform's resolver gave no address; `strerror` is what it says about that."""
 
 
 class Resolver:
@@ -52,14 +36,14 @@ class Resolver:
     def __init__(
         self,
         *,
+        seconds: float,
         threads_max: int = THREADS_MAX,
         threads_per_environment_max: int = THREADS_PER_ENVIRONMENT_MAX,
-        addresses_max: int = ADDRESSES_MAX,
         getaddrinfo: GetAddrInfo = socket.getaddrinfo,
     ) -> None:
         self._threads = trio.CapacityLimiter(threads_max)
         self._share = threads_per_environment_max
-        self._addresses_max = addresses_max
+        self._seconds = seconds
         self._getaddrinfo = getaddrinfo
 
     @property
@@ -71,7 +55,7 @@ class Resolver:
         """A resolver for one environment."""
         return ResolverShare(
             _Both(trio.CapacityLimiter(self._share), self._threads),
-            addresses_max=self._addresses_max,
+            seconds=self._seconds,
             getaddrinfo=self._getaddrinfo,
         )
 
@@ -79,40 +63,35 @@ class Resolver:
 class ResolverShare:
     """What one environment resolves with. Made by `Resolver.share`."""
 
-    def __init__(self, places: "_Both", *, addresses_max: int, getaddrinfo: GetAddrInfo) -> None:
+    def __init__(self, places: "_Both", *, seconds: float, getaddrinfo: GetAddrInfo) -> None:
         self._places = places
-        self._addresses_max = addresses_max
+        self._seconds = seconds
         self._getaddrinfo = getaddrinfo
 
     async def resolve(self, host: str) -> tuple[str, ...]:
-        """The addresses of a canonical host, as text, in the resolver's order; at least one.
+        """The addresses of a canonical host, as text; at least one (`policy.egress.Resolve`).
 
         Raises:
-            ResolutionFailed: the name has none, or more than can be judged, or the resolver failed.
+            TimeoutError: no answer within the bound, a wait for a thread included.
+            ResolutionFailed: the name has no address, or the resolver failed.
 
         Cancellation: the lookup is given up; its thread keeps its place until it has ended.
         """
         try:
-            found = await trio.to_thread.run_sync(
-                self._ask,
-                host,
-                abandon_on_cancel=True,
-                # Trio asks of a limiter no more than `_Both` has.
-                limiter=cast(trio.CapacityLimiter, self._places),
-            )
-        except socket.gaierror as problem:
-            absent = problem.errno in _ABSENT
-            raise ResolutionFailed(
-                ResolutionProblem.NOT_FOUND if absent else ResolutionProblem.FAILED
-            ) from None
-        except (OSError, UnicodeError):
-            raise ResolutionFailed(ResolutionProblem.FAILED) from None
-        addresses = tuple(dict.fromkeys(str(sockaddr[0]) for *_, sockaddr in found))
-        if not addresses:
-            raise ResolutionFailed(ResolutionProblem.NOT_FOUND)
-        if len(addresses) > self._addresses_max:
-            raise ResolutionFailed(ResolutionProblem.TOO_MANY_ADDRESSES)
-        return addresses
+            with trio.fail_after(self._seconds):
+                found = await trio.to_thread.run_sync(
+                    self._ask,
+                    host,
+                    abandon_on_cancel=True,
+                    # Trio asks of a limiter no more than `_Both` has.
+                    limiter=cast(trio.CapacityLimiter, self._places),
+                )
+        except trio.TooSlowError:
+            raise TimeoutError from None
+        except (OSError, UnicodeError) as problem:
+            cause = getattr(problem, "strerror", None) or type(problem).__name__
+            raise ResolutionFailed(0, cause) from None
+        return tuple(dict.fromkeys(str(sockaddr[0]) for *_, sockaddr in found))
 
     def _ask(self, host: str) -> Sequence[tuple[Any, Any, Any, Any, Any]]:
         # Bytes, since Python's own encoding of names rewrites what is not plain. No port and no

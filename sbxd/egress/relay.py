@@ -1,0 +1,158 @@
+"""Copying between the two connections of a tunnel, both ways, until both sides have ended.
+
+Theory: one buffer serves all tunnels, since bytes are received and sent on within one turn of the
+event loop. Only what a peer does not take is kept, at most one turn's bytes for each direction, and
+nothing more is read for it until it is taken: that is the backpressure. A turn moves a bounded
+number of bytes, fewer the more tunnels there are, and then everybody else has theirs.
+
+Invariants: an end of one direction is passed on (half-close) and the other goes on; a broken
+connection breaks the tunnel; idle time counts both directions together.
+
+Deliberately absent: closing the sockets, and looking at the bytes.
+"""
+
+import socket
+from collections.abc import Callable
+
+import trio
+
+from sbxd.egress.decisions import TunnelEnd
+from sbxd.egress.sockets import send_all
+
+TURN_BYTES_MAX = 256 * 1024
+TURN_BYTES_MIN = 16 * 1024
+# What all tunnels together move before each has had a turn, roughly.
+ROUND_BYTES = 4 * 1024 * 1024
+
+
+class Flow:
+    """The counts of one tunnel."""
+
+    def __init__(self) -> None:
+        self.up_bytes = 0
+        self.down_bytes = 0
+
+    def count_up(self, size: int) -> None:
+        """So many bytes went to the server."""
+        self.up_bytes += size
+
+    def count_down(self, size: int) -> None:
+        """So many bytes went to the sandbox."""
+        self.down_bytes += size
+
+
+class Relay:
+    """Copies for all tunnels of a daemon: one buffer, one measure of a turn."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray(TURN_BYTES_MAX)
+        self._view = memoryview(self._buffer)
+        self.tunnels = 0
+
+    @property
+    def turn_bytes(self) -> int:
+        """How many bytes one direction of one tunnel moves in its turn."""
+        share = ROUND_BYTES // max(self.tunnels, 1)
+        return max(TURN_BYTES_MIN, min(TURN_BYTES_MAX, share))
+
+    async def run(
+        self,
+        client: socket.socket,
+        server: socket.socket,
+        flow: Flow,
+        *,
+        early: bytes,
+        idle_seconds: float,
+    ) -> TunnelEnd:
+        """Copy until both sides have ended, one has broken, or nothing has moved for the idle time
+        (at the latest an eighth earlier). `early` goes to the server before all else.
+
+        Cancellation: the sockets stay open, and bytes that were under way are lost.
+        """
+        self.tunnels += 1
+        try:
+            async with trio.open_nursery() as nursery:
+                tunnel = _Tunnel(self, nursery.cancel_scope, idle_seconds)
+                up = _Direction(client, server, TunnelEnd.CLIENT_FAILED, TunnelEnd.SERVER_FAILED)
+                down = _Direction(server, client, TunnelEnd.SERVER_FAILED, TunnelEnd.CLIENT_FAILED)
+                nursery.start_soon(tunnel.copy, up, flow.count_up, early)
+                await tunnel.copy(down, flow.count_down, b"")
+        finally:
+            self.tunnels -= 1
+        if tunnel.broken is not None:
+            return tunnel.broken
+        return TunnelEnd.IDLE if tunnel.open_directions else TunnelEnd.FINISHED
+
+    def receive(self, source: socket.socket) -> memoryview:
+        """One turn's bytes, in the buffer that all share: to be used before the next await."""
+        return self._view[: source.recv_into(self._buffer, self.turn_bytes)]
+
+
+class _Direction:
+    def __init__(
+        self,
+        source: socket.socket,
+        sink: socket.socket,
+        source_failed: TunnelEnd,
+        sink_failed: TunnelEnd,
+    ) -> None:
+        self.source = source
+        self.sink = sink
+        self.source_failed = source_failed
+        self.sink_failed = sink_failed
+
+
+class _Tunnel:
+    """One run of a relay."""
+
+    def __init__(self, relay: Relay, scope: trio.CancelScope, idle_seconds: float) -> None:
+        self._relay = relay
+        self._scope = scope
+        self._idle_seconds = idle_seconds
+        self.open_directions = 2
+        self.broken: TunnelEnd | None = None
+        self._touched_at = trio.current_time()
+        scope.deadline = self._touched_at + idle_seconds
+
+    async def copy(
+        self, direction: _Direction, count: Callable[[int], None], early: bytes
+    ) -> None:
+        source, sink = direction.source, direction.sink
+        failed = direction.sink_failed
+        try:
+            if early:
+                await send_all(sink, early)
+                count(len(early))
+            while True:
+                failed = direction.source_failed
+                try:
+                    piece = self._relay.receive(source)
+                except BlockingIOError:
+                    await trio.lowlevel.wait_readable(source)
+                    continue
+                failed = direction.sink_failed
+                size = len(piece)
+                if not size:
+                    sink.shutdown(socket.SHUT_WR)
+                    break
+                try:
+                    sent = sink.send(piece)
+                except BlockingIOError:
+                    sent = 0
+                if sent < size:
+                    await send_all(sink, bytes(piece[sent:]))
+                count(size)
+                self._touch()
+                await trio.lowlevel.checkpoint()
+        except OSError:
+            self.broken = self.broken or failed
+            self._scope.cancel()
+            return
+        self.open_directions -= 1
+
+    def _touch(self) -> None:
+        now = trio.current_time()
+        # A deadline costs more to move than bytes do.
+        if now - self._touched_at > self._idle_seconds / 8:
+            self._touched_at = now
+            self._scope.deadline = now + self._idle_seconds
