@@ -114,9 +114,7 @@ class _Tunnel:
         self._touched_at = trio.current_time()
         scope.deadline = self._touched_at + idle_seconds
 
-    async def copy(
-        self, direction: _Direction, count: Callable[[int], None], early: bytes
-    ) -> None:
+    async def copy(self, direction: _Direction, count: Callable[[int], None], early: bytes) -> None:
         source, sink = direction.source, direction.sink
         failed = direction.sink_failed
         try:
