@@ -25,7 +25,7 @@ from sbxd.lifecycle.budgets import Budgets
 from sbxd.lifecycle.environments import OutputSink
 from sbxd.lifecycle.execution import Execution, Terms, TreeSurvived
 from sbxd.lifecycle.finalize import BudgetSpent, within_shield
-from sbxd.lifecycle.network import CommandNetwork, Egress, NetworkUse
+from sbxd.lifecycle.network import Egress, EnvironmentNetwork, NetworkUse
 from sbxd.lifecycle.supervisor import Supervisor
 from sbxd.mechanism.protocol import (
     CommandNotStarted,
@@ -97,6 +97,7 @@ async def execute(
         grant=supervisor.account.grant_returned,
         on_output=on_output,
         network=_network_of(supervisor, command, rules.egress, overrun),
+        number=supervisor.commands_run + 1,
     )
     number = supervisor.begin_command(execution, specification.argv)
     recorder = _Recorder(supervisor, execution, number, rules)
@@ -171,11 +172,13 @@ def _judge(
 
 def _network_of(
     supervisor: Supervisor, command: ExecutionCommand, egress: Egress, overrun: Callable[[], None]
-) -> CommandNetwork | None:
+) -> EnvironmentNetwork | None:
     """The network of a command with both yeses. Raises ExecutionUnavailable when its environment
     has none to give."""
     if not has_both_yeses(supervisor.specification.egress, command):
         return None
+    if supervisor.network is not None:
+        return supervisor.network
     listener = supervisor.sandbox.proxy_listener
     if listener is None:
         raise errors.lost()
@@ -186,15 +189,18 @@ def _network_of(
         finally:
             overrun()
 
-    return egress.of_command(
-        NetworkUse(
-            **supervisor.identity(),
-            command_number=supervisor.commands_run + 1,
-            policy=supervisor.specification.egress,
-            listener=listener,
-            charge=charge,
-        )
+    use = NetworkUse(
+        **supervisor.identity(),
+        policy=supervisor.specification.egress,
+        listener=listener,
+        charge=charge,
     )
+    try:
+        supervisor.network = egress.of_environment(use)
+    except MechanismError as problem:
+        supervisor.request_end(DestroyReason.ENVIRONMENT_LOST)
+        raise errors.setup_failed(problem) from None
+    return supervisor.network
 
 
 def _draw_consequences(supervisor: Supervisor, execution: Execution) -> None:

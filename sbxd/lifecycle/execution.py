@@ -25,7 +25,7 @@ from sbxd.lifecycle.budgets import Budgets
 from sbxd.lifecycle.disk import DiskWatch
 from sbxd.lifecycle.environments import OutputSink
 from sbxd.lifecycle.finalize import BudgetSpent, within, within_shield
-from sbxd.lifecycle.network import CommandNetwork
+from sbxd.lifecycle.network import EnvironmentNetwork
 from sbxd.lifecycle.verdict import End, ForkRefusals, Lost, Verdict, settle
 from sbxd.mechanism.protocol import (
     Changes,
@@ -118,10 +118,12 @@ class Execution:
         budgets: Budgets,
         grant: Grant,
         on_output: OutputSink | None,
-        network: CommandNetwork | None = None,
+        network: EnvironmentNetwork | None = None,
+        number: int = 1,
     ) -> None:
         self._sandbox = sandbox
         self._network = network
+        self._number = number
         self._terms = terms
         self._budgets = budgets
         self._delivery_seconds = (
@@ -203,7 +205,7 @@ class Execution:
             first = self._sandbox.volume()
             self._disk = None if first is None else DiskWatch(first)
             if self._network is not None:
-                await self._network.begin()
+                await self._network.begin(self._number)
             try:
                 # Not cancellable: a start that was interrupted halfway might have left a process.
                 running = await within_shield(

@@ -149,7 +149,7 @@ class LocalEnvironments:
             quarantined=await self._reconciler.quarantined(),
             reserve_ready=self._registry.reserve.ready,
             reserve_target=self._registry.reserve.target,
-            posture=await self._mechanism.posture(),
+            posture=(*await self._mechanism.posture(), *self._rules.egress.posture()),
         )
 
     async def list(self) -> tuple[EnvironmentInfo, ...]:

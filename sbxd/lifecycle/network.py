@@ -1,4 +1,4 @@
-"""The network of one command, as the lifecycle sees it: it begins, it ends, and it is charged.
+"""The network of one environment, as the lifecycle sees it: opened for a command, and charged.
 
 Theory: the operator's yes is in the environment's policy and the other is in the command. With
 both, the proxy accepts before the program is released, and no connection of it is left when the
@@ -15,11 +15,12 @@ from typing import Protocol
 
 from sbxd.port.egress import EgressPolicy
 from sbxd.port.ids import EnvironmentId, RunId, TenantId
+from sbxd.wire.messages import PostureItem
 
 
 @dataclass(frozen=True)
 class NetworkUse:
-    """Which command may reach what, and for whom it is recorded.
+    """Which environment may reach what, and for whom it is recorded.
 
     listener: the descriptor of the proxy's socket; borrowed, whoever serves makes a copy. charge:
     called once for each connection that is asked for, before it is judged; raises BudgetExhausted,
@@ -30,33 +31,45 @@ class NetworkUse:
     tenant_id: TenantId
     run_id: RunId
     lease_epoch: int
-    command_number: int
     policy: EgressPolicy
     listener: int
     charge: Callable[[], None]
 
 
-class CommandNetwork(Protocol):
-    """The proxy's service for one command. `begin` once, then `end` any number of times."""
+class EnvironmentNetwork(Protocol):
+    """The proxy of one environment. At most one command has it at a time."""
 
-    async def begin(self) -> None:
-        """Accept from now on. Raises MechanismError; then nothing is left.
+    async def begin(self, command_number: int) -> None:
+        """Accept connections of this command from now on. Raises MechanismError: it does not.
 
-        Cancellation: nothing is left.
+        Cancellation: nothing is accepted any more, as after `end`.
         """
         ...
 
     async def end(self) -> None:
-        """Refuse connections again; every tunnel is closed and recorded when this returns.
+        """Refuse connections again; every tunnel is closed when this returns, and recorded unless
+        the audit took nothing. Idempotent.
 
-        Idempotent, also before `begin`. Cancellation: the end goes on in the background.
+        Cancellation: the end goes on in the background.
         """
+        ...
+
+    async def close(self) -> None:
+        """`end`, and give the socket up for good. Idempotent. Cancellation: as `end`."""
+        ...
+
+    async def settle(self) -> None:
+        """After `close`: until everything is recorded, however long the audit takes nothing."""
         ...
 
 
 class Egress(Protocol):
     """The daemon's proxies."""
 
-    def of_command(self, use: NetworkUse) -> CommandNetwork:
-        """The network of one command; nothing happens yet."""
+    def of_environment(self, use: NetworkUse) -> EnvironmentNetwork:
+        """The network of one environment; nothing happens yet. Raises MechanismError."""
+        ...
+
+    def posture(self) -> tuple[PostureItem, ...]:
+        """What `sbxctl doctor` says of the egress boundary."""
         ...

@@ -36,6 +36,7 @@ from sbxd.lifecycle.execution import Execution
 from sbxd.lifecycle.finalize import BudgetSpent, within
 from sbxd.lifecycle.journal import Journal, JournalState, JournalUnwritable, Tenancy
 from sbxd.lifecycle.machine import Event, State, transition
+from sbxd.lifecycle.network import EnvironmentNetwork
 from sbxd.lifecycle.verdict import End, Lost
 from sbxd.mechanism.protocol import (
     Mechanism,
@@ -101,6 +102,7 @@ class Supervisor:
         self.holders: set[int] = set()  # connection ids of the owner
         self.orphaned_at: float | None = None
         self.execution: Execution | None = None
+        self.network: EnvironmentNetwork | None = None  # of commands with both yeses
         self.running_argv: tuple[bytes, ...] | None = None
         self.commands_run = 0
         self.executing_seconds = 0.0
@@ -276,6 +278,9 @@ class Supervisor:
             with trio.move_on_after(budgets.quiet_seconds + budgets.settle_seconds):
                 await execution.settled.wait()
         self._kill()
+        if self.network is not None:
+            with suppress(BudgetSpent):
+                await within(self._parts.budgets.release_seconds, self.network.close)
 
     async def _destroy(self) -> MechanismError | None:
         """Destroy until it is proven. Returns the last failure when it was never."""
@@ -339,6 +344,8 @@ class Supervisor:
             # Whoever asked for the end has the proof and need not wait for the record.
             self.first_attempt_over.set()
             await self._note(JournalState.GONE)
+            if self.network is not None:
+                await self.network.settle()
             destroyed = self._destroyed_event()
             if destroyed is not None:
                 await self._emit_surely(destroyed)
