@@ -61,8 +61,8 @@ from sbxd.lifecycle.registry import Clock, Registry, back_stop_seconds
 from sbxd.lifecycle.supervisor import Parts
 from sbxd.mechanism.protocol import Mechanism, MechanismError
 from sbxd.notify import Notifier
-from sbxd.proxies import open_proxies
 from sbxd.port.ids import EnvironmentId
+from sbxd.proxies import open_proxies
 from sbxd.service.dispatch import Dispatch
 from sbxd.service.images import ImageStore, Unpacker, Users
 from sbxd.service.listener import Service

@@ -130,9 +130,7 @@ class EnvironmentProxy:
         except OSError as problem:
             raise MechanismError("proxy_listener", problem.errno or 0) from None
         try:
-            self._proxy = Proxy(
-                parts, use.policy, listener, record=self._record, charge=use.charge
-            )
+            self._proxy = Proxy(parts, use.policy, listener, record=self._record, charge=use.charge)
         except ListenerUnusable as problem:
             listener.close()
             raise MechanismError("proxy_listener", 0, str(problem)) from None
@@ -212,7 +210,7 @@ async def open_proxies(settings: EgressSettings, audit: AuditSink) -> AsyncItera
     host_network = HostNetworkWatch()
     parts = ProxyParts(
         settings=settings,
-        resolver=Resolver(),
+        resolver=Resolver(seconds=settings.resolve_seconds),
         relay=Relay(),
         host_network=lambda: host_network.current,
     )

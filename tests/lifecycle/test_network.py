@@ -85,7 +85,8 @@ async def test_a_slot_with_the_port_serves_an_environment_without_and_gives_it_u
         await world.environments.provision(WORKER, spec(run="denied"))
         assert first.proxy_listener is None
         await world.environments.provision(WORKER, spec(run="allowed", egress=ALLOWLIST))
-        assert second.assigned and second.proxy_listener == PROXY_LISTENER
+        assert second.assigned
+        assert second.proxy_listener == PROXY_LISTENER
 
 
 @pytest.mark.parametrize("settings", [DEFAULT, WITH_EGRESS], ids=["deny", "allowlist"])
@@ -127,7 +128,8 @@ async def test_the_network_ends_with_the_command_whatever_ends_that(
             nursery.start_soon(run)
             await wait_all_tasks_blocked()
             (network,) = world.egress.networks
-            assert network.open_for == 1
+            assert network.begun == [1]
+            assert network.open_for is not None
             match way:
                 case "destroy":
                     await world.environments.destroy(WORKER, handle)
@@ -137,7 +139,7 @@ async def test_the_network_ends_with_the_command_whatever_ends_that(
                     nursery.cancel_scope.cancel()
                 case "timeout":
                     await trio.sleep(60)
-        assert network.open_for is None
+        assert world.egress.networks[0].open_for is None
         await world.environments.destroy(WORKER, handle)
         await wait_all_tasks_blocked()
         calls = world.mechanism.calls
@@ -151,8 +153,11 @@ async def test_a_network_that_does_not_end_in_time_costs_the_environment(
     async with open_world(tmp_path, settings=WITH_EGRESS) as world:
         handle = await world.environments.provision(WORKER, spec(egress=ALLOWLIST))
         world.egress.end_seconds = 1000.0
-        with pytest.raises(ExecutionUnavailable):
-            await world.run(handle, Behaviour(seconds=1), ask=ASKS)
+        result = await world.run(handle, Behaviour(seconds=1), ask=ASKS)
+        assert result.exit_code == 0
+        with pytest.raises(ExecutionRejected) as caught:
+            world.environments.attempt(WORKER, handle)
+        assert caught.value.code is RejectedCode.ENVIRONMENT_GONE
         await trio.sleep(100)
         assert world.consistent_and_empty()
 
