@@ -114,9 +114,7 @@ class _Tunnel:
         self._touched_at = trio.current_time()
         scope.deadline = self._touched_at + idle_seconds
 
-    async def copy(
-        self, direction: _Direction, count: Callable[[int], None], early: bytes
-    ) -> None:
+    async def copy(self, direction: _Direction, count: Callable[[int], None], early: bytes) -> None:
         source, sink = direction.source, direction.sink
         failed = direction.sink_failed
         try:
@@ -139,11 +137,16 @@ class _Tunnel:
                     sent = sink.send(piece)
                 except BlockingIOError:
                     sent = 0
-                if sent < size:
-                    await send_all(sink, bytes(piece[sent:]))
-                count(size)
+                rest = bytes(piece[sent:])
+                count(sent)
                 self._touch()
                 await trio.lowlevel.checkpoint()
+                while rest:
+                    await trio.lowlevel.wait_writable(sink)
+                    sent = sink.send(rest)
+                    rest = rest[sent:]
+                    count(sent)
+                    self._touch()
         except OSError:
             self.broken = self.broken or failed
             self._scope.cancel()
