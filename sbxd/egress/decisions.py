@@ -63,9 +63,9 @@ class Decision(Struct, frozen=True, kw_only=True):
 
     connection: its number, from 1, within one proxy. host, port: None when the request was not
     read that far; canonical. address: the connected one for ALLOWED, the refused one where an
-    address was the reason, else None. reason: None exactly for ALLOWED. rule: the destination of the policy that covered the request, where one did.
-    decided_us: microseconds from the end of the head to this decision, resolution and dial
-    included.
+    address was the reason, else None. reason: None exactly for ALLOWED. rule: the destination of
+    the policy that covered the request, where one did. decided_us: microseconds from the end of
+    the head to this decision, resolution and dial included.
     """
 
     connection: int

@@ -137,11 +137,16 @@ class _Tunnel:
                     sent = sink.send(piece)
                 except BlockingIOError:
                     sent = 0
-                if sent < size:
-                    await send_all(sink, bytes(piece[sent:]))
-                count(size)
+                rest = bytes(piece[sent:])
+                count(sent)
                 self._touch()
                 await trio.lowlevel.checkpoint()
+                while rest:
+                    await trio.lowlevel.wait_writable(sink)
+                    sent = sink.send(rest)
+                    rest = rest[sent:]
+                    count(sent)
+                    self._touch()
         except OSError:
             self.broken = self.broken or failed
             self._scope.cancel()

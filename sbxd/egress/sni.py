@@ -18,7 +18,7 @@ from msgspec import Struct
 
 HELLO_BYTES_MAX = 32 * 1024
 
-_HANDSHAKE = 22
+_HANDSHAKE_OF_TLS = b"\x16\x03"  # record type, major version
 _RECORD_BYTES_MAX = 2**14
 _CLIENT_HELLO = 1
 _SERVER_NAME = 0
@@ -63,8 +63,8 @@ class HelloReader:
 
     def _read(self) -> Hello | HelloFlaw | None:
         while True:
-            header = self._held[self._at : self._at + 5]
-            if (header and header[0] != _HANDSHAKE) or header[1:2] not in (b"", b"\x03"):
+            header = bytes(self._held[self._at : self._at + 5])
+            if not _HANDSHAKE_OF_TLS.startswith(header[:2]):
                 return HelloFlaw.NOT_TLS
             if len(header) < 5:
                 return None
