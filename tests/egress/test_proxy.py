@@ -380,9 +380,8 @@ async def test_denials_that_could_not_be_recorded_are_counted_later() -> None:
 
 
 async def test_the_policy_is_the_environments_own() -> None:
-    async with open_world(POLICY) as here:
-        async with here.tunnel():
-            pass
+    async with open_world(POLICY) as here, here.tunnel():
+        pass
     denying = type(POLICY)()
     async with open_world(denying) as here:
         assert (await here.ask())[0] == 403

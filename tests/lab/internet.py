@@ -1,7 +1,7 @@
 """An internet for one lane: public-looking hosts behind a router, a name server, TLS with a CA.
 
     main namespace (the daemon)  --lab0--  router  --  servers
-    172.30.0.2/30, fd00:5b::2/64           forwards    93.184.216.0/24, 2a00:5b::/64, and on its
+    93.184.217.2/30, fd00:5b::2/64         forwards    93.184.216.0/24, 2a00:5b::/64, and on its
                                                        loopback a private and the metadata address
 
 Everything is the test's own: two network namespaces, one process with the servers
@@ -29,7 +29,7 @@ NAME_SERVER = "93.184.216.53"
 ALLOWED, OTHER, MIXED = "93.184.216.10", "93.184.216.11", "93.184.216.12"
 ALLOWED_6 = "2a00:5b::10"
 PRIVATE, METADATA = "10.77.0.5", "169.254.169.254"
-LINK, LINK_PEER = "172.30.0.2", "172.30.0.1"
+LINK, LINK_PEER = "93.184.217.2", "93.184.217.1"
 WAIT_SECONDS = 30.0
 RESOLV_CONF = Path("/etc/resolv.conf")
 
@@ -74,6 +74,22 @@ class Internet:
     def connections(self) -> list[str]:
         """The local address and port of every connection that was accepted, in order."""
         return self._lines("connections")
+
+    def reaches(self, address: str, port: int) -> bool:
+        """Whether the host gets there; a host without such a server is got to as well. The
+        connection is among `connections` when this returns."""
+        before = len(self.connections())
+        try:
+            socket.create_connection((address, port), 10).close()
+        except ConnectionRefusedError:
+            return True
+        except OSError:
+            return False
+        deadline = time.monotonic() + WAIT_SECONDS
+        while address not in (LINK, LINK_PEER) and len(self.connections()) == before:
+            assert time.monotonic() < deadline, "the connection is not accepted"
+            time.sleep(0.01)
+        return True
 
     def _lines(self, name: str) -> list[str]:
         path = self.directory / name

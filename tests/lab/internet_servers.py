@@ -90,15 +90,17 @@ def serve_names(names: Names, questions: Log) -> None:
             end.sendto(reply, peer)
 
 
-def serve_names_by_tcp(names: Names, questions: Log) -> None:
+def serve_names_by_tcp(names: Names, questions: Log, connections: Log) -> None:
     with socket.create_server((NAME_SERVER, 53)) as listener:
         READY.release()
         while True:
             end, _ = listener.accept()
+            connections.add(f"{NAME_SERVER} 53")
             with end:
                 raw = end.recv(4096)
-                reply = reply_to(raw[2:], names, questions)
-                end.sendall(struct.pack("!H", len(reply)) + reply)
+                if raw:
+                    reply = reply_to(raw[2:], names, questions)
+                    end.sendall(struct.pack("!H", len(reply)) + reply)
 
 
 class Handler(SimpleHTTPRequestHandler):
@@ -161,7 +163,9 @@ def main(directory: Path) -> None:
     context.load_cert_chain(directory / "leaf.pem", directory / "leaf.key")
     waiting = [
         threading.Thread(target=serve_names, args=(names, questions), daemon=True),
-        threading.Thread(target=serve_names_by_tcp, args=(names, questions), daemon=True),
+        threading.Thread(
+            target=serve_names_by_tcp, args=(names, questions, connections), daemon=True
+        ),
     ]
     for address in (ALLOWED, OTHER, PRIVATE):
         waiting.append(
