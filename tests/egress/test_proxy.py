@@ -2,6 +2,7 @@
 
 import errno
 import socket
+from contextlib import suppress
 
 import pytest
 import trio
@@ -236,11 +237,10 @@ async def test_other_methods_and_paths_are_a_405(line: str) -> None:
 async def test_a_head_of_a_mebibyte_is_refused_after_8_kib() -> None:
     async with open_world() as here, await here.client() as client:
         await client.send_all(CONNECT[:-2] + b"x: ")
-        with pytest.raises(trio.BrokenResourceError):
+        with suppress(trio.BrokenResourceError):
             for _ in range(1024):
                 await client.send_all(b"a" * 1024)
-            await to_end(client)
-            raise trio.BrokenResourceError  # the answer was read to its end
+        await here.recorded(1)
         assert here.reasons == [ProxyReason.HEAD_TOO_LARGE]
 
 
@@ -381,9 +381,8 @@ async def test_denials_that_could_not_be_recorded_are_counted_later() -> None:
 
 
 async def test_the_policy_is_the_environments_own() -> None:
-    async with open_world(POLICY) as here:
-        async with here.tunnel():
-            pass
+    async with open_world(POLICY) as here, here.tunnel():
+        pass
     denying = type(POLICY)()
     async with open_world(denying) as here:
         assert (await here.ask())[0] == 403

@@ -169,8 +169,7 @@ async def test_connections_that_wait_in_the_kernel_are_reset_at_the_end() -> Non
 
 @pytest.mark.case("EGR-16")
 async def test_ten_thousand_connections_cost_the_daemon_its_caps_and_no_more() -> None:
-    caps = {"tunnels_max": 8, "connections_waiting_max": 16}
-    async with open_world(**caps) as here:
+    async with open_world(tunnels_max=8, connections_waiting_max=16) as here:
         before = descriptors()
         attempts = 10_000
         held: list[socket.socket] = []
