@@ -66,6 +66,7 @@ LAYERS = (
     Layer("sbxd.audit.encode", ("sbxd.audit.events",), ("msgspec",), IMPURE),
     # The worker's side.
     Layer("sbxd.client", PURE, ("msgspec", "anyio"), SPAWNING),
+    Layer("sbxd.client.guard_httpx", (*PURE, "sbxd.client"), ("httpx", "httpcore"), SPAWNING),
     Layer("sbxd.fake", PURE, ("msgspec", "anyio"), SPAWNING),
     Layer("sbxd.tools", (*PURE, "sbxd.client", "sbxd.artifacts"), ("msgspec", "anyio", "mcp"),
           SPAWNING),
@@ -234,10 +235,12 @@ IMPORT_AND_SHOW = """
 import importlib, json, pkgutil, sys
 before = set(sys.modules)
 names = sys.argv[1:]
+# The daemon's part, and what a worker imports only when it has the library (httpx loads trio).
+apart = {"sbxd.fake.service", "sbxd.client.guard_httpx"}
 for name in names:
     package = importlib.import_module(name)
     for found in pkgutil.walk_packages(getattr(package, "__path__", []), name + "."):
-        if found.name != "sbxd.fake.service":
+        if found.name not in apart:
             importlib.import_module(found.name)
 print(json.dumps(sorted(set(sys.modules) - before)))
 """
