@@ -36,6 +36,7 @@ from sbxd.port.egress import EgressPolicy
 from sbxd.settings import EgressSettings
 
 ACCEPT_PAUSE_SECONDS = 0.1
+BACKLOG = 128  # connections that the kernel keeps for later
 COUNTED_EVERY_SECONDS = 1.0
 
 Dial = Callable[[str, int], Awaitable[socket.socket]]
@@ -79,7 +80,7 @@ class Proxy:
             ListenerUnusable: the listener is not that; it is then still the caller's.
         """
         self._parts = parts
-        self._listening = Listening(listener, backlog=parts.settings.connections_waiting_max)
+        self._listening = Listening(listener, backlog=BACKLOG)
         self._recording = Recording(record)
         self._denials = Denials(rate=parts.settings.denials_per_second, now=trio.current_time())
         self._waiting = trio.Semaphore(parts.settings.connections_waiting_max)

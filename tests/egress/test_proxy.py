@@ -2,6 +2,7 @@
 
 import errno
 import socket
+from contextlib import suppress
 
 import pytest
 import trio
@@ -236,11 +237,10 @@ async def test_other_methods_and_paths_are_a_405(line: str) -> None:
 async def test_a_head_of_a_mebibyte_is_refused_after_8_kib() -> None:
     async with open_world() as here, await here.client() as client:
         await client.send_all(CONNECT[:-2] + b"x: ")
-        with pytest.raises(trio.BrokenResourceError):
+        with suppress(trio.BrokenResourceError):
             for _ in range(1024):
                 await client.send_all(b"a" * 1024)
-            await to_end(client)
-            raise trio.BrokenResourceError  # the answer was read to its end
+        await here.recorded(1)
         assert here.reasons == [ProxyReason.HEAD_TOO_LARGE]
 
 
@@ -341,11 +341,12 @@ async def test_denials_beyond_the_rate_are_paused_counted_and_charged_exactly(
 
         async def deny() -> None:
             nonlocal answered
-            assert (await here.ask(connect("secret-bits.evil.net:443")))[0] == 403
-            answered += 1
+            for _ in range(denials // 50):
+                assert (await here.ask(connect("secret-bits.evil.net:443")))[0] == 403
+                answered += 1
 
         async with trio.open_nursery() as nursery:
-            for _ in range(denials):
+            for _ in range(50):
                 nursery.start_soon(deny)
             while answered < denials:
                 await trio.testing.wait_all_tasks_blocked(0.01)

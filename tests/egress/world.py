@@ -151,7 +151,11 @@ class World:
     async def client(self) -> trio.SocketStream:
         """A connection to the proxy."""
         sock = trio.socket.socket()
-        await sock.connect(self.address)
+        try:
+            await sock.connect(self.address)
+        except OSError:
+            sock.close()
+            raise
         return trio.SocketStream(sock)
 
     async def ask(self, head: bytes = CONNECT) -> tuple[int, bytes]:
