@@ -1,4 +1,4 @@
-"""What a hostile program does with its proxy: floods, holds, lies, outlives; and what stays true."""
+"""What a hostile program does with its proxy: it floods, holds, lies and outlives; to no avail."""
 
 import json
 import socket
