@@ -130,7 +130,7 @@ def _prefix(family: int, raw: bytes, length: int) -> Iterator[str]:
 
 def _attributes(raw: bytes) -> dict[int, bytes]:
     found: dict[int, bytes] = {}
-    while len(raw) >= _ATTRIBUTE.size:
+    while raw:
         size, kind = _ATTRIBUTE.unpack_from(raw)
         if not _ATTRIBUTE.size <= size <= len(raw):
             raise struct.error("an attribute is cut")
