@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -279,13 +280,11 @@ def measure(scale: Scale) -> Results:
         for _ in range(scale.rounds):
             for route in order.sample(routes, len(routes)):
                 before = route.cpu_seconds() if route.pid else 0.0
-                rates[route.name] += attempt(
-                    broken, lambda route=route: throughput(route, scale.megabytes)
-                )
+                rates[route.name] += attempt(broken, partial(throughput, route, scale.megabytes))
                 used[route.name] += route.cpu_seconds() - before if route.pid else 0.0
         for _ in range(scale.connects):
             for route in order.sample(routes, len(routes)):
-                times[route.name] += attempt(broken, lambda route=route: connect_ms(route))
+                times[route.name] += attempt(broken, partial(connect_ms, route))
         many: Crowd | None = None
         try:
             many = trio.run(crowd, routes[1], ours, scale)

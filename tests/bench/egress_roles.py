@@ -3,6 +3,7 @@
 The server's protocol: one kind byte and four bytes, then a flood of so many MiB or an echo.
 """
 
+import secrets
 import socket
 import sys
 import time
@@ -44,12 +45,12 @@ async def _serve() -> None:
 
 
 async def _served(stream: trio.SocketStream) -> None:
-    head = b""
+    head = bytearray()
     while len(head) < 5:
-        piece = await stream.receive_some(5 - len(head))
-        if not piece:
+        got = await stream.receive_some(5 - len(head))
+        if not got:
             return
-        head += piece
+        head += got
     try:
         if head[:1] == KIND_FLOOD:
             chunk = bytes(_CHUNK)
@@ -71,8 +72,8 @@ def proxy(port: int, tunnels: int) -> int:
 
 async def _proxy(port: int, tunnels: int) -> None:
     listener = socket.socket()
-    # Out of the range that the kernel takes ports from for others.
-    listener.bind(("127.21.3.12", 3128))
+    # An address whose earlier connections, if any, are not closing still.
+    listener.bind((".".join(["127", *(str(1 + secrets.randbelow(254)) for _ in range(3))]), 3128))
 
     def answer(*_: object, **__: object) -> Any:
         return [(0, 0, 0, "", ("93.184.215.14", 0))]
