@@ -41,7 +41,10 @@ class Listening:
         self._backlog = backlog
 
     def begin(self) -> None:
-        """Listen. Raises ListenerUnusable: another has the address, or it is not the same."""
+        """Listen. Raises ListenerUnusable: it does already, another has the address, or the
+        address is not the same any more."""
+        if self.sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+            raise ListenerUnusable("it listens already")
         self._set_reuse(self.sock, 1)
         try:
             self.sock.listen(self._backlog)

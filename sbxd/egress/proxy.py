@@ -58,7 +58,8 @@ class ProxyParts:
 
 
 class Proxy:
-    """The proxy of one environment. `open` may be entered again after it was left, not within."""
+    """The proxy of one environment, made within trio. `open` may be entered again after it was
+    left, and not before."""
 
     def __init__(
         self,

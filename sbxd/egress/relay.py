@@ -2,8 +2,10 @@
 
 Theory: one buffer serves all tunnels, since bytes are received and sent on within one turn of the
 event loop. Only what a peer does not take is kept, at most one turn's bytes for each direction, and
-nothing more is read for it until it is taken: that is the backpressure. A turn moves a bounded
-number of bytes, fewer the more tunnels there are, and then everybody else has theirs.
+nothing more is read for it until it is taken: that is the backpressure. At most TURNS_AT_ONCE
+directions of all tunnels have their turn in one pass of the event loop, and the others queue for
+theirs: so a pass has a bounded length, however many tunnels are busy, and everything else that the
+daemon does comes between two passes.
 
 Invariants: an end of one direction is passed on (half-close) and the other goes on; a broken
 connection breaks the tunnel; idle time counts both directions together.
@@ -19,10 +21,8 @@ import trio
 from sbxd.egress.decisions import TunnelEnd
 from sbxd.egress.sockets import send_all
 
-TURN_BYTES_MAX = 256 * 1024
-TURN_BYTES_MIN = 16 * 1024
-# What all tunnels together move before each has had a turn, roughly.
-ROUND_BYTES = 4 * 1024 * 1024
+TURN_BYTES = 128 * 1024
+TURNS_AT_ONCE = 16
 
 
 class Flow:
@@ -42,18 +42,14 @@ class Flow:
 
 
 class Relay:
-    """Copies for all tunnels of a daemon: one buffer, one measure of a turn."""
+    """Copies for all tunnels of a daemon: one buffer, one queue of turns."""
 
-    def __init__(self) -> None:
-        self._buffer = bytearray(TURN_BYTES_MAX)
+    def __init__(self, *, turns_at_once: int = TURNS_AT_ONCE) -> None:
+        self._buffer = bytearray(TURN_BYTES)
         self._view = memoryview(self._buffer)
+        self._turns = turns_at_once
+        self._queue = trio.lowlevel.ParkingLot()
         self.tunnels = 0
-
-    @property
-    def turn_bytes(self) -> int:
-        """How many bytes one direction of one tunnel moves in its turn."""
-        share = ROUND_BYTES // max(self.tunnels, 1)
-        return max(TURN_BYTES_MIN, min(TURN_BYTES_MAX, share))
 
     async def run(
         self,
@@ -85,7 +81,19 @@ class Relay:
 
     def receive(self, source: socket.socket) -> memoryview:
         """One turn's bytes, in the buffer that all share: to be used before the next await."""
-        return self._view[: source.recv_into(self._buffer, self.turn_bytes)]
+        return self._view[: source.recv_into(self._buffer)]
+
+    async def begin_turn(self) -> None:
+        """Wait for a turn. Cancellation: there is none."""
+        if self._turns:
+            self._turns -= 1
+        else:
+            await self._queue.park()
+
+    def end_turn(self) -> None:
+        """Hand the turn to the next. Called one pass of the event loop after it began."""
+        if not self._queue.unpark():
+            self._turns += 1
 
 
 class _Direction:
@@ -121,26 +129,34 @@ class _Tunnel:
             if early:
                 await send_all(sink, early)
                 count(len(early))
+            is_ready = False
             while True:
                 failed = direction.source_failed
-                try:
-                    piece = self._relay.receive(source)
-                except BlockingIOError:
+                if not is_ready:
                     await trio.lowlevel.wait_readable(source)
-                    continue
-                failed = direction.sink_failed
-                size = len(piece)
-                if not size:
-                    sink.shutdown(socket.SHUT_WR)
-                    break
+                await self._relay.begin_turn()
                 try:
-                    sent = sink.send(piece)
-                except BlockingIOError:
-                    sent = 0
-                rest = bytes(piece[sent:])
-                count(sent)
-                self._touch()
-                await trio.lowlevel.checkpoint()
+                    try:
+                        piece = self._relay.receive(source)
+                    except BlockingIOError:
+                        is_ready = False
+                        continue
+                    failed = direction.sink_failed
+                    size = len(piece)
+                    if not size:
+                        sink.shutdown(socket.SHUT_WR)
+                        break
+                    is_ready = size == TURN_BYTES
+                    try:
+                        sent = sink.send(piece)
+                    except BlockingIOError:
+                        sent = 0
+                    rest = bytes(piece[sent:])
+                    count(sent)
+                    self._touch()
+                    await trio.lowlevel.checkpoint()
+                finally:
+                    self._relay.end_turn()
                 while rest:
                     await trio.lowlevel.wait_writable(sink)
                     sent = sink.send(rest)

@@ -1,6 +1,7 @@
 """The proxy on loopback: what it lets through, what it refuses, and what it says of both."""
 
 import errno
+import http.client
 import socket
 from contextlib import suppress
 
@@ -9,6 +10,7 @@ import trio
 from trio.testing import MockClock
 
 from sbxd.egress.decisions import Outcome, ProxyReason, RecordUnavailable, TunnelEnd
+from sbxd.egress.listening import ListenerUnusable
 from sbxd.egress.sockets import PeerMismatch
 from sbxd.policy.egress import EgressRefusal
 from sbxd.port.errors import BudgetExhausted
@@ -253,8 +255,9 @@ async def test_a_slow_head_is_ended_after_its_time(mock_clock: MockClock) -> Non
         await client.send_all(CONNECT[10:12])
         await trio.testing.wait_all_tasks_blocked(0.05)
         assert here.reasons == []
-        mock_clock.jump(0.2)
-        await here.recorded(1)
+        while not here.records:
+            mock_clock.jump(0.2)
+            await trio.testing.wait_all_tasks_blocked(0.05)
         assert here.reasons == [ProxyReason.HEAD_TOO_LATE]
         assert status_of(await head_of(client)) == 408
 
@@ -378,6 +381,30 @@ async def test_denials_that_could_not_be_recorded_are_counted_later() -> None:
             assert here.counted == 3
             async with here.tunnel():
                 pass
+
+
+async def test_the_error_of_an_ordinary_client_names_the_refusal() -> None:
+    async with open_world() as here:
+
+        def ask() -> None:
+            connection = http.client.HTTPSConnection(*here.address, timeout=30)
+            connection.set_tunnel("pypi.example.net", 443)
+            try:
+                connection.request("GET", "/")
+            finally:
+                connection.close()
+
+        with pytest.raises(OSError, match=r"403 pypi\.example\.net:443 host_not_listed: none of"):
+            await trio.to_thread.run_sync(ask)
+
+
+async def test_an_open_proxy_is_not_opened_again() -> None:
+    async with open_world() as here:
+        with pytest.raises(ListenerUnusable):
+            async with here.proxy.open():
+                raise AssertionError
+        async with here.tunnel():  # and goes on
+            pass
 
 
 async def test_the_policy_is_the_environments_own() -> None:

@@ -8,7 +8,7 @@ import trio
 from trio.testing import MockClock
 
 from sbxd.egress.decisions import Outcome, ProxyReason, TunnelEnd
-from sbxd.egress.relay import ROUND_BYTES, TURN_BYTES_MAX, TURN_BYTES_MIN, Relay
+from sbxd.egress.relay import Relay
 from tests.egress.hello import client_hello
 from tests.egress.world import CONNECT, HOST, World, descriptors, open_world, to_end, world
 
@@ -80,13 +80,33 @@ async def test_one_busy_tunnel_does_not_keep_another_from_its_turn() -> None:
         busy.cancel_scope.cancel()
 
 
-def test_a_turn_is_smaller_the_more_tunnels_there_are() -> None:
-    relay = Relay()
-    assert relay.turn_bytes == TURN_BYTES_MAX
-    relay.tunnels = 64
-    assert relay.turn_bytes == ROUND_BYTES // 64
-    relay.tunnels = 100_000
-    assert relay.turn_bytes == TURN_BYTES_MIN
+async def test_turns_are_bounded_and_handed_on_in_order_also_past_who_gave_up() -> None:
+    relay = Relay(turns_at_once=2)
+    order: list[int] = []
+    scopes = [trio.CancelScope() for _ in range(4)]
+
+    async def wait(number: int) -> None:
+        with scopes[number]:
+            await relay.begin_turn()
+            order.append(number)
+
+    async with trio.open_nursery() as nursery:
+        for number in range(4):
+            nursery.start_soon(wait, number)
+            await trio.testing.wait_all_tasks_blocked()
+        assert order == [0, 1]
+        scopes[2].cancel()
+        await trio.testing.wait_all_tasks_blocked()
+        relay.end_turn()
+        await trio.testing.wait_all_tasks_blocked()
+        assert order == [0, 1, 3]
+        relay.end_turn()
+        relay.end_turn()
+    await relay.begin_turn()
+    await relay.begin_turn()
+    with trio.move_on_after(0) as third:
+        await relay.begin_turn()
+    assert third.cancelled_caught
 
 
 async def test_an_idle_tunnel_is_reset_and_one_that_moves_is_not(mock_clock: MockClock) -> None:
@@ -289,9 +309,9 @@ async def test_without_the_sni_check_the_tunnel_is_opaque() -> None:
 
 async def test_who_sends_nothing_into_a_checked_tunnel_is_ended(mock_clock: MockClock) -> None:
     async with open_world(require_matching_sni=True) as here, here.tunnel() as (client, _):
-        await quiet()
-        mock_clock.jump(6)
-        await here.recorded(3)
+        while len(here.records) < 3:
+            await quiet()
+            mock_clock.jump(6)
         assert here.reasons[-1] is ProxyReason.SNI_ABSENT
         with pytest.raises(trio.BrokenResourceError):
             await client.receive_some()
