@@ -96,7 +96,7 @@ class Proxies:
             PostureItem(
                 name="egress",
                 state="ok",
-                detail=f"mode allowlist: {len(settings.destinations)} destinations",
+                detail=f"mode allowlist, destinations listed: {len(settings.destinations)}",
                 fix="",
             ),
             PostureItem(
@@ -214,9 +214,10 @@ async def open_proxies(settings: EgressSettings, audit: AuditSink) -> AsyncItera
         relay=Relay(),
         host_network=lambda: host_network.current,
     )
+    if settings.mode is EgressMode.ALLOWLIST:
+        host_network.refresh()
     async with trio.open_nursery() as nursery:
         if settings.mode is EgressMode.ALLOWLIST:
-            host_network.refresh()
             nursery.start_soon(host_network.watch)
         yield Proxies(parts, host_network, audit, nursery)
         nursery.cancel_scope.cancel()

@@ -344,8 +344,7 @@ class Supervisor:
             # Whoever asked for the end has the proof and need not wait for the record.
             self.first_attempt_over.set()
             await self._note(JournalState.GONE)
-            if self.network is not None:
-                await self.network.settle()
+            await self._settle_network()
             destroyed = self._destroyed_event()
             if destroyed is not None:
                 await self._emit_surely(destroyed)
@@ -356,11 +355,17 @@ class Supervisor:
         with suppress(JournalUnwritable):
             await self._parts.journal.quarantine(self.environment_id)
         self.first_attempt_over.set()
+        await self._settle_network()
         await self._emit_surely(
             EnvironmentQuarantined(
                 environment_id=self.environment_id, step=problem.step, errno=problem.errno
             )
         )
+
+    async def _settle_network(self) -> None:
+        """Until what its connections did is recorded, as `_emit_surely`."""
+        if self.network is not None:
+            await self.network.settle()
 
     def _destroyed_event(self) -> EnvironmentDestroyed | None:
         """None for a slot that no tenant got."""

@@ -10,6 +10,7 @@ import trio
 
 from sbxd.audit.egress_events import EgressRefused
 from sbxd.audit.sink import MemorySink
+from sbxd.egress.host_network import HostNetworkUnreadable
 from sbxd.lifecycle.network import NetworkUse
 from sbxd.mechanism.protocol import MechanismError
 from sbxd.policy.budgets import Budget, overrun
@@ -172,11 +173,25 @@ async def test_a_socket_that_is_not_to_be_used_is_a_failure_of_the_mechanism() -
 async def test_the_posture_says_what_the_operator_allows_and_what_the_host_is() -> None:
     async with proxies() as (opened, _):
         egress, host_network = opened.posture()
-        assert egress.detail == "mode allowlist: 1 destinations"
+        assert egress.detail == "mode allowlist, destinations listed: 1"
         assert "127.0.0.0/8" in host_network.detail
     async with open_proxies(EgressSettings(), MemorySink()) as opened:
         (egress,) = opened.posture()
         assert egress.detail == "mode deny: no sandbox has a proxy"
+
+
+async def test_a_host_network_that_cannot_be_read_stops_the_start(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def unreadable() -> frozenset[str]:
+        raise HostNetworkUnreadable("told to")
+
+    monkeypatch.setattr("sbxd.egress.host_network.read_prefixes", unreadable)
+    with pytest.raises(HostNetworkUnreadable):
+        async with open_proxies(SETTINGS, MemorySink()):
+            pass
+    async with open_proxies(EgressSettings(), MemorySink()):
+        pass  # nothing is listed, so nothing can lead there
 
 
 def test_a_proxy_is_what_the_lifecycle_asks_for() -> None:

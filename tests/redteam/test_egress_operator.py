@@ -96,7 +96,7 @@ async def test_the_grant_is_what_a_prompt_can_show_and_admission_takes_and_no_mo
 async def test_the_posture_names_the_hosts_own_network() -> None:
     async with admin() as client:
         posture = {item.name: item for item in (await client.describe()).posture}
-    assert posture["egress"].detail == "mode allowlist: 2 destinations"
+    assert posture["egress"].detail == "mode allowlist, destinations listed: 2"
     assert "127.0.0.0/8" in posture["egress.host_network"].detail
     shown = json.loads(sbxctl("doctor", "--json").stdout)
     assert "egress.host_network" in json.dumps(shown)
