@@ -65,8 +65,9 @@ class Prefix(Struct, frozen=True):
 
     def holds(self, address: Address) -> bool:
         """Whether an address is one of them."""
-        shift = _BITS[self.version] - self.length
-        return self.version == address.version and address.value >> shift == self.network >> shift
+        if self.version != address.version:
+            return False
+        return (address.value ^ self.network) >> (_BITS[self.version] - self.length) == 0
 
     def __str__(self) -> str:
         return f"{Address(self.version, self.network)}/{self.length}"

@@ -31,7 +31,7 @@ from sbxd.policy.destinations import (
 )
 from sbxd.port.egress import EgressMode, EgressPolicy
 
-ADDRESSES_MAX = 256
+ADDRESSES_MAX = 128
 HOST_SHOWN_MAX = 255
 
 Resolve = Callable[[str], Awaitable[Sequence[str]]]

@@ -182,7 +182,7 @@ def on_host(packed: bytes, prefixes: Sequence[str]) -> bool:
 NAMES = (
     "example.com", "a.example.com", "a.b.example.com", "evilexample.com", "example.com.evil.net",
     "com", "localhost", "printer.local", "metadata.google.internal", "xn--bcher-kva.example",
-    "EXAMPLE.com", "A.Example.COM", "example.co", "xexample.com", "b.example.com",
+    "EXAMPLE.com", "A.Example.COM", "example.co", "xexample.com", "b.example.com", "k.example.com",
 )  # fmt: skip
 ODD_NAMES = (
     "", ".", "..", "example.com.", ".example.com", "a..example.com", "*.example.com", "*", "-a.com",

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from sbxd.policy.addresses import HostNetwork
@@ -149,13 +149,13 @@ async def test_nothing_is_allowed_by_a_policy_that_is_missing_empty_or_broken() 
         ("example.com.", (443,)),
         ("https://example.com", (443,)),
         ("ex\u0430mple.com", (443,)),
-        ("examp\u017fe.com", (443,)),
+        ("\u212a.com", (443,)),  # lower() makes an ASCII k of it
         (" example.com", (443,)),
         ("93.184.216.34", (443,)),
         ("example.com", ()),
     )
     for policy in (EgressPolicy(mode=EgressMode.ALLOWLIST), broken):
-        for host in ("example.com", "a.example.com", "k.com", "exampse.com"):
+        for host in ("example.com", "a.example.com", "k.com"):
             found = await refused(host, policy=policy, resolver=resolver)
             assert found.reason in (EgressRefusal.HOST_NOT_LISTED, EgressRefusal.PORT_NOT_LISTED)
     assert resolver.asked == []
@@ -338,7 +338,8 @@ async def test_what_a_resolver_gets_wrong_is_not_swallowed() -> None:
         await judge("example.com", resolver=Resolver(KeyError("bug")))
 
 
-@given(st.text(max_size=300), st.integers(-5, 70000), st.lists(st.text(max_size=60), max_size=3))
+@settings(suppress_health_check=[HealthCheck.too_slow])  # a busy machine is no failure
+@given(st.text(max_size=80), st.integers(-5, 70000), st.lists(st.text(max_size=20), max_size=3))
 def test_whatever_is_asked_and_answered_is_judged_and_the_text_is_one_bounded_line(
     host: str, port: int, answers: list[str]
 ) -> None:

@@ -140,7 +140,7 @@ def scenes(way: str, servers: Servers, context: ssl.SSLContext) -> dict[str, str
         "http://a.example.com/away",
     ):
         found[f"get {url}"] = outcome(partial(fetch, guard_over(names()), url))
-    system = Guard(POLICY, NOTHING_MORE, resolver=SystemResolver())
+    system = Guard(POLICY, NOTHING_MORE, resolver=SystemResolver(timeout_seconds=60))
     for host in ("a.example.com", "b.example.org", "c.example.org"):
         found[f"system {host}"] = outcome(partial(connect, system, host))
     found["inside"] = str(servers.hits.get(INSIDE, 0))
