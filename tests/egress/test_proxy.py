@@ -284,6 +284,14 @@ async def test_above_the_tunnels_there_is_a_503_and_no_lookup_until_one_ends() -
             assert here.proxy.tunnels == 1
 
 
+async def test_a_tunnel_takes_no_place_from_those_who_wait() -> None:
+    async with open_world(connections_waiting_max=1) as here, here.tunnel(), here.tunnel():
+        async with here.tunnel() as (client, server):
+            await client.send_all(b"x")
+            assert await server.receive_some() == b"x"
+        assert here.proxy.tunnels >= 2
+
+
 async def test_a_decision_that_cannot_be_recorded_is_no_tunnel() -> None:
     async with open_world() as here:
         here.record_fails = True
@@ -351,6 +359,8 @@ async def test_denials_beyond_the_rate_are_paused_counted_and_charged_exactly(
         async with trio.open_nursery() as nursery:
             for _ in range(50):
                 nursery.start_soon(deny)
+            await trio.testing.wait_all_tasks_blocked(0.01)
+            assert here.charges <= rate + places  # and the others wait for these
             while answered < denials:
                 await trio.testing.wait_all_tasks_blocked(0.01)
                 # Within one second no more than the rate and the places are through.

@@ -239,6 +239,11 @@ async def steps_until(count: int, scope: trio.CancelScope, here: World) -> None:
 
 async def test_a_cancellation_at_any_step_leaves_no_socket_and_no_half_record() -> None:
     async with world() as here:
+
+        async def take_a_step(_: object) -> None:
+            await trio.lowlevel.checkpoint()
+
+        here.before_record = take_a_step
         await steps_until(10_000, trio.CancelScope(), here)  # the control, and the thread's cache
         before, cancelled = descriptors(), 0
         for number in range(1, 200):
