@@ -258,7 +258,10 @@ async def test_a_spent_budget_ends_the_environment_by_its_connections(internet: 
         source = "for n in range(100): print(status(f'{n}.attacker.example:443')[0], flush=True)"
         result = await one.ask(source)
         assert result.killed_by is KillReason.CANCELLED
-        assert result.stdout.count(b"403") in (3, 4)
+        # Output that was on its way when the budget was overrun is cut, as everything after it.
+        assert result.stdout.count(b"403") <= 3
+        reasons = Counter(reason for _, _, reason in one.decisions())
+        assert reasons == {"host_not_listed": 3, "budget_exhausted": 1}
         with pytest.raises(BudgetExhausted):
             await one.run("true")
         (event,) = one.recorded("BudgetWasExhausted")
