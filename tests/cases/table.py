@@ -121,5 +121,14 @@ CASES: dict[str, Case] = {
     "EGR-09": Case("addresses that carry another address"),
     "EGR-10": Case("answers in special-purpose ranges and at providers' addresses"),
     "EGR-12": Case("single labels, search domains, /etc/hosts, names of the inside"),
+    "EGR-13": Case("controls, folded lines and other protocols where a request is expected"),
+    "EGR-15": Case("other methods, absolute URIs, administration paths"),
+    "EGR-16": Case("slow and huge requests, idle and unread tunnels, ten thousand connections"),
+    "EGR-18": Case(
+        "another server name inside the tunnel than was asked for",
+        "refused where require_matching_sni is on; otherwise, and with Encrypted ClientHello or "
+        "in the Host of HTTP, it is not seen",
+    ),
     "EGR-19": Case("look-alikes, odd labels and lengths of names"),
+    "EGR-22": Case("carrying data out by refusals"),
 }
