@@ -5,13 +5,15 @@ RES-03, RES-05, RES-06, RES-07.
 """
 
 import os
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
+import trio
 
 from sbxd.port.command import KillReason
 from sbxd.port.limits import MIB
-from tests.redteam.live import live
+from tests.redteam.live import Live, live
 
 pytestmark = [
     pytest.mark.needs("daemon", "limits"),
@@ -183,6 +185,44 @@ async def test_output_of_exactly_the_cap_is_no_violation() -> None:
     assert result.killed_by is None
     assert not result.stdout_truncated
     assert len(result.stdout) == 70_000
+
+
+SPIN = "while True: pass"
+SPIN_SECONDS = 8
+
+
+async def _processor_time(*tenants: str) -> list[int]:
+    """How many ms each got, of commands that spin at the same time."""
+    used = [0] * len(tenants)
+
+    async def spin(position: int, environment: Live, begin: trio.Event) -> None:
+        await begin.wait()
+        result = await environment.python(SPIN, timeout_seconds=SPIN_SECONDS)
+        assert result.killed_by is KillReason.TIMEOUT
+        assert result.usage.cpu_ms is not None
+        used[position] = result.usage.cpu_ms
+
+    async with AsyncExitStack() as stack:
+        begin = trio.Event()
+        environments = [await stack.enter_async_context(live(tenant=each)) for each in tenants]
+        async with trio.open_nursery() as nursery:
+            for position, environment in enumerate(environments):
+                nursery.start_soon(spin, position, environment, begin)
+            begin.set()
+    return used
+
+
+@pytest.mark.case("RES-08", "RES-16")
+async def test_a_tenant_with_three_busy_environments_gets_no_more_than_one_with_one() -> None:
+    *many, single = await _processor_time("many", "many", "many", "single")
+    share = single / (sum(many) + single)
+    assert share > 0.36, f"the single one got {share:.0%} of {many} and {single}"
+
+
+async def test_control_of_one_tenant_each_environment_gets_its_part() -> None:
+    *rest, last = await _processor_time("many", "many", "many", "many")
+    share = last / (sum(rest) + last)
+    assert share < 0.36, f"the last one got {share:.0%} of {rest} and {last}"
 
 
 @pytest.mark.case("RES-05")
