@@ -49,6 +49,7 @@ RLIMITS = {
     "RLIMIT_MSGQUEUE": (0, 0),
     "RLIMIT_NICE": (0, 0),
     "RLIMIT_RTPRIO": (0, 0),
+    "RLIMIT_SIGPENDING": (1024, 1024),  # POSIX timers, too, are counted here
     "RLIMIT_STACK": (8 * 1024 * 1024, 8 * 1024 * 1024),
 }
 

@@ -108,7 +108,7 @@ def not_started(problem: CommandNotStarted) -> PortError:
         case StartFailure.BAD_WORKING_DIRECTORY:
             return ExecutionRejected(
                 RejectedCode.WORKING_DIRECTORY_NOT_FOUND,
-                "working_directory: not a directory of the workspace",
+                "working_directory: not a directory of the workspace that may be entered",
                 field="working_directory",
             )
         case StartFailure.RESOURCES:

@@ -22,7 +22,6 @@ from sbxd.mechanism.protocol import (
     SlotProfile,
     StartFailure,
 )
-from sbxd.port.limits import IoCeilings
 from tests.kernel import launcher_subject as subject
 from tests.kernel.launcher_subject import ENVIRONMENT, LIMITS, Launcher
 
@@ -338,51 +337,6 @@ async def test_a_limit_without_a_controller_is_reported(launcher: Launcher, imag
         done = await subject.run(slot, "true")
         assert (done.counters.pids_peak is None) == ("pids" not in has)
         assert done.counters.cpu_usage_us is not None
-
-
-CEILING = IoCeilings(write_bytes=1 << 20, write_operations=5000)
-# Four MiB, each piece on the disk before the next.
-WRITER = (
-    "python3",
-    "-c",
-    "import os\nf = os.open('f', os.O_CREAT | os.O_WRONLY)\n"
-    "for _ in range(16):\n os.write(f, bytes(2**18)); os.fsync(f)",
-)
-
-
-@pytest.mark.needs("io")
-async def test_writing_is_held_to_the_ceiling_and_counted(launcher: Launcher, image: str) -> None:
-    seconds = {}
-    for ceiling in (CEILING, None):
-        async with (
-            subject.mechanism(launcher, ceiling) as opened,
-            subject.sandbox(opened, image) as slot,
-        ):
-            line = (box(slot) / "io.max").read_text()
-            assert ("wbps=1048576" in line) == (ceiling is not None)
-            assert slot.unenforced_limits == ()
-            begun = trio.current_time()
-            done = await subject.run(slot, *WRITER)
-            seconds[ceiling] = trio.current_time() - begun
-            assert done.end.exit_code == 0, done
-            assert done.counters.disk_written_bytes is not None
-            assert 4 << 20 <= done.counters.disk_written_bytes < 8 << 20
-            read_only = await subject.run(slot, "true")
-            assert read_only.counters.disk_written_bytes == 0, "a leaf counts from zero"
-    # Four seconds by arithmetic, but for what the kernel lets through at once.
-    assert seconds[CEILING] > 2.5
-    assert seconds[None] < seconds[CEILING], "the control was as slow: it proves nothing"
-
-
-async def test_a_ceiling_without_a_controller_is_reported(launcher: Launcher, image: str) -> None:
-    has = "io" in (Path(hostpaths.CGROUP_ROOT) / "cgroup.controllers").read_text().split()
-    async with (
-        subject.mechanism(launcher, CEILING) as opened,
-        subject.sandbox(opened, image) as slot,
-    ):
-        assert ("io" in slot.unenforced_limits) == (not has)
-        done = await subject.run(slot, "true")
-        assert (done.counters.disk_written_bytes is None) == (not has)
 
 
 @limited

@@ -8,12 +8,13 @@ import os
 from contextlib import AsyncExitStack
 from pathlib import Path
 
+import msgspec
 import pytest
 import trio
 
 from sbxd.port.command import KillReason
 from sbxd.port.limits import MIB
-from tests.redteam.live import Live, live
+from tests.redteam.live import LIMITS, Live, live
 
 pytestmark = [
     pytest.mark.needs("daemon", "limits"),
@@ -103,6 +104,26 @@ while True:
     assert result.evidence.pids_max_events > 0
     assert result.stdout.startswith(b"start")
     assert after <= before + 8, "processes survived the kill"
+
+
+@pytest.mark.case("RES-01")
+async def test_a_bomb_of_threads_is_ended_with_pids() -> None:
+    source = """
+import threading, time
+print("start", flush=True)
+made = 0
+while True:
+    try:
+        threading.Thread(target=time.sleep, args=(600,), daemon=True).start()
+        made += 1
+    except RuntimeError:
+        pass
+"""
+    async with live() as environment:
+        result = await environment.python(source)
+    assert result.killed_by is KillReason.PIDS, result
+    assert result.usage.pids_peak == LIMITS.pids_max
+    assert result.stdout == b"start\n"
 
 
 async def test_a_program_that_is_refused_a_few_forks_and_copes_just_works() -> None:
@@ -223,6 +244,34 @@ async def test_control_of_one_tenant_each_environment_gets_its_part() -> None:
     *rest, last = await _processor_time("many", "many", "many", "many")
     share = last / (sum(rest) + last)
     assert share < 0.36, f"the last one got {share:.0%} of {rest} and {last}"
+
+
+@pytest.mark.case("RES-08")
+async def test_many_short_burners_together_have_the_rate_of_one() -> None:
+    """None of them lives long enough for a limit of its own."""
+    source = """
+import os, time
+while True:
+    for _ in range(4):
+        if os.fork() == 0:
+            end = time.process_time() + 0.02
+            while time.process_time() < end:
+                pass
+            os._exit(0)
+    for _ in range(4):
+        os.wait()
+"""
+    limits = msgspec.structs.replace(LIMITS, cpu_millicores=200)
+    async with live(limits) as environment:
+        result = await environment.python(source, timeout_seconds=5)
+    assert result.killed_by is KillReason.TIMEOUT
+    assert result.usage.cpu_ms is not None
+    allowed_ms = result.duration_ms * 200 // 1000
+    assert result.usage.cpu_ms <= allowed_ms * 12 // 10 + 100
+    async with live() as environment:
+        control = await environment.python(source, timeout_seconds=5)
+    assert control.usage.cpu_ms is not None
+    assert control.usage.cpu_ms > 2 * allowed_ms, "the control: they would use more"
 
 
 @pytest.mark.case("RES-05")
