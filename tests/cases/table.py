@@ -56,10 +56,7 @@ CASES: dict[str, Case] = {
         "the routes that are known are refused and a canary is compared; whether a kernel has the "
         "bugs is not tested",
     ),
-    "KRN-14": Case(
-        "unknown calls, and threads of runtimes that try clone3 first",
-        "with glibc, Go and Node; not with musl or a JVM, which the image lacks",
-    ),
+    "KRN-14": Case("unknown calls, and threads of runtimes that try clone3 first"),
     "RES-01": Case("a fork bomb, of processes and of threads"),
     "RES-03": Case("memory, also when a parent hides its child's death"),
     "RES-04": Case(

@@ -181,6 +181,7 @@ def test_control_without_apparmor_all_of_it_succeeds(bare: Environment) -> None:
     assert found == dict.fromkeys(STOPPED_BY_APPARMOR, 0)
 
 
+@pytest.mark.awaits("apparmor", "landlock")
 @in_uml
 def test_apparmor_is_in_the_way_of_nothing_that_programs_do(labelled: Environment) -> None:
     found = labelled.script("import json\n" + _uses() + ANSWER).json()
@@ -200,6 +201,7 @@ def test_a_profile_that_is_not_loaded_stops_the_command_before_it_is_one() -> No
         assert (failed.step, failed.errno) == ("take_a_label_on_exec", errno.ENOENT)
 
 
+@pytest.mark.awaits("apparmor", "landlock")
 @with_landlock
 def test_landlock_stops_what_nothing_else_does_here(landlocked: Environment) -> None:
     found = landlocked.script(ATTACKS + ANSWER).json()
@@ -215,6 +217,7 @@ def test_control_without_landlock_all_of_it_succeeds(bare: Environment) -> None:
     )
 
 
+@pytest.mark.awaits("apparmor", "landlock")
 @with_landlock
 def test_landlock_is_in_the_way_of_nothing_that_programs_do(landlocked: Environment) -> None:
     found = landlocked.script("import json\n" + _uses() + ANSWER).json()
