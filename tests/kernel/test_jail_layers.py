@@ -5,13 +5,17 @@ mounted writable with a directory that everybody may write to: nothing but the l
 """
 
 import errno
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from tests.kernel.jail_environment import Environment, environment, filter_refusing
 from tests.lab.features import landlock_version
 
+REPOSITORY = Path(__file__).parents[2]
 LABEL = "sbxd-workload"
 PERMISSIVE = filter_refusing(1023).hex()
 
@@ -199,6 +203,28 @@ def test_a_profile_that_is_not_loaded_stops_the_command_before_it_is_one() -> No
         failed = built.receive_about(built.number)
         assert isinstance(failed, RunFailed)
         assert (failed.step, failed.errno) == ("take_a_label_on_exec", errno.ENOENT)
+
+
+FALSE_PROC = """
+import os, subprocess
+from sbxd.jail import label
+subprocess.run(["mount", "-t", "tmpfs", "none", "/proc"], check=True)
+folder = f"/proc/{os.getpid()}/attr/apparmor"
+os.makedirs(folder)
+open(f"{folder}/exec", "w").close()
+try:
+    label.set_label_on_exec("sbxd-workload")
+except OSError as problem:
+    print(problem.errno, repr(open(f"{folder}/exec").read()))
+"""
+
+
+@pytest.mark.needs("root", "systemd")
+@pytest.mark.case("ESC-05")
+def test_a_label_is_never_written_to_a_false_proc() -> None:
+    command = ["unshare", "--mount", "--propagation", "private", sys.executable, "-c", FALSE_PROC]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=REPOSITORY)
+    assert done.stdout == f"{errno.EXDEV} ''\n", done.stderr
 
 
 @pytest.mark.awaits("apparmor", "landlock")
