@@ -5,6 +5,7 @@ and as finished (or as having no known end) whatever happens to its caller; an e
 which something was not proven is ended before the call comes back.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
@@ -57,6 +58,7 @@ class CommandRules:
     settings: Settings
     budgets: Budgets
     audit: AuditSink
+    on_command: Callable[[], None] = lambda: None  # begun or over; never blocks
 
 
 async def execute(
@@ -90,12 +92,14 @@ async def execute(
         on_output=on_output,
     )
     number = supervisor.begin_command(execution, specification.argv)
+    rules.on_command()
     recorder = _Recorder(supervisor, execution, number, rules)
     try:
         return await _run(execution, specification, recorder, command, timeout, cancelled)
     finally:
         _draw_consequences(supervisor, execution)
         supervisor.finish_command(recorder.result)
+        rules.on_command()
 
 
 async def _run(

@@ -275,6 +275,7 @@ class Execution:
             workspace_bytes=self._changes.workspace_bytes if compared else None,
             workspace_inodes=self._changes.workspace_inodes if compared else None,
             workspace_bytes_peak=None if self._disk is None else self._disk.bytes_peak,
+            disk_written_bytes=counters.disk_written_bytes,
         )
 
     def _never_ran(self) -> None:

@@ -17,6 +17,7 @@ from typing import TypedDict
 
 import trio
 
+from sbxd.audit.confinement import ConfinementMismatched
 from sbxd.audit.events import (
     AuditEvent,
     BudgetWasExhausted,
@@ -38,6 +39,7 @@ from sbxd.lifecycle.journal import Journal, JournalState, JournalUnwritable, Ten
 from sbxd.lifecycle.machine import Event, State, transition
 from sbxd.lifecycle.verdict import End, Lost
 from sbxd.mechanism.protocol import (
+    ConfinementMismatch,
     Mechanism,
     MechanismError,
     ProcessSurvived,
@@ -373,13 +375,7 @@ class Supervisor:
     async def _audit_reason(self) -> None:
         """What the end's reason adds to the record before the destruction."""
         if self.preparation_failure is not None:
-            await self._emit_surely(
-                SlotPreparationFailed(
-                    environment_id=self.environment_id,
-                    step=self.preparation_failure.step,
-                    errno=self.preparation_failure.errno,
-                )
-            )
+            await self._emit_surely(self._failure_event(self.preparation_failure))
         if self.handle is None:
             return
         if self._escape is not None:
@@ -397,6 +393,18 @@ class Supervisor:
             )
         if self._lost_part is not None:
             await self._emit_surely(EnvironmentLost(**self.identity(), part=self._lost_part))
+
+    def _failure_event(self, problem: MechanismError) -> AuditEvent:
+        if isinstance(problem, ConfinementMismatch):
+            return ConfinementMismatched(
+                environment_id=self.environment_id,
+                step=problem.step,
+                errno=problem.errno,
+                detail=problem.detail,
+            )
+        return SlotPreparationFailed(
+            environment_id=self.environment_id, step=problem.step, errno=problem.errno
+        )
 
     def identity(self) -> "Identity":
         """The fields of an EnvironmentEvent. Only of an environment that a tenant has."""

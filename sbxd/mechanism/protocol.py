@@ -5,7 +5,7 @@ A mechanism builds slots ahead of need (the reserve), hands them out, and remove
 mechanism only starts, measures and ends.
 """
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
@@ -30,6 +30,10 @@ class MechanismError(Exception):
 
 class SandboxLost(MechanismError):
     """Init, the steward or the launcher of this environment is gone."""
+
+
+class ConfinementMismatch(MechanismError):
+    """A slot was built and is not confined as it was asked to be; nothing of it is left."""
 
 
 class ProcessSurvived(MechanismError):
@@ -84,6 +88,7 @@ class Counters:
     pids_peak: int | None = None
     memory_peak_bytes: int | None = None
     cpu_usage_us: int | None = None
+    disk_written_bytes: int | None = None
 
 
 @dataclass(frozen=True)
@@ -231,10 +236,17 @@ class Mechanism(Protocol):
     async def prepare(
         self, environment_id: EnvironmentId, profile: SlotProfile, *, back_stop_seconds: int
     ) -> Sandbox:
-        """Build one slot. Raises MechanismError; then nothing is left behind.
+        """Build one slot. Raises MechanismError, as ConfinementMismatch when it is not confined
+        as it was asked to be; then nothing is left behind.
 
         Cancellation: what was half built is destroyed before it is re-raised.
         """
+        ...
+
+    async def share(self, weights: Mapping[EnvironmentId, int]) -> None:
+        """Weigh these environments against each other for the processors of a busy host, each from
+        1 to CPU_WEIGHT_MAX (what it begins with). One that is gone is left out. Raises
+        MechanismError."""
         ...
 
     async def destroy_orphan(self, environment_id: EnvironmentId) -> None:

@@ -24,6 +24,7 @@ class Feature(StrEnum):
     IDMAP = "idmap"  # id-mapped mounts of the file system at /var/lib/sbxd
     IMAGE = "image"  # a root file system for sandboxes, as a tar
     IMAGE_WORKLOADS = "image-workloads"  # a larger one: compilers, runtimes, numpy
+    IO = "io"  # the io controller, and a disk below /var/lib/sbxd that it knows
     LANDLOCK = "landlock"
     LIMITS = "limits"  # the cpu, memory and pids controllers
     LOOP = "loop"  # loop devices
@@ -63,6 +64,7 @@ OFFERED: dict[LaneKind, frozenset[Feature]] = {
     LaneKind.UML: _BOTH
     | {
         Feature.APPARMOR,
+        Feature.IO,
         Feature.LIMITS,
         Feature.NSDELEGATE,
         Feature.QUOTA,
@@ -101,8 +103,8 @@ def offered_by(lane: str) -> frozenset[Feature]:
 def offered_natively() -> frozenset[Feature]:
     """What this machine itself has for tests: nothing unless systemd runs it and we are root.
 
-    `daemon` is there when the package is installed; `image`, `image-workloads`, `quota`, `idmap`
-    and `gvisor` are left to the lanes, which have them in a known state.
+    `daemon` is there when the package is installed; `io`, `image`, `image-workloads`, `quota`,
+    `idmap` and `gvisor` are left to the lanes, which have them in a known state.
     """
     if not Path("/run/systemd/system").is_dir() or os.geteuid() != 0:
         return frozenset()

@@ -128,6 +128,8 @@ def _build_image(target: Path, packages: tuple[str, ...]) -> None:
         "--format=tar",
         f"--include={','.join(packages)}",
         *(f"--dpkgopt=path-exclude={pattern}" for pattern in IMAGE_EXCLUDED),
+        # A Java's own installation wants the folder that is excluded above.
+        '--essential-hook=mkdir -p "$1/usr/share/man/man1"',
         SUITE,
         str(target),
     )

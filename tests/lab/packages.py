@@ -57,10 +57,12 @@ IMAGE_EXCLUDED = (
 
 # A second root file system, for the test that runs ordinary programs under the filter.
 WORKLOADS_PACKAGES = (
+    "default-jdk-headless",
     "gcc",
     "git",
     "golang-go",
     "libc6-dev",
+    "musl-tools",
     "nodejs",
     "python3",
     "python3-numpy",

@@ -187,6 +187,20 @@ def test_uml_has_the_controllers() -> None:
 
 
 @in_uml
+def test_uml_can_hold_a_cgroup_to_a_rate_of_its_disk() -> None:
+    group = CGROUP / "lab-io"
+    group.mkdir()
+    try:
+        device = Path("/var/lib/sbxd").stat().st_dev
+        line = f"{os.major(device)}:{os.minor(device)} wbps=1048576"
+        (group / "io.max").write_text(line)
+        assert line.split()[1] in (group / "io.max").read_text()
+        assert (group / "io.stat").exists()
+    finally:
+        group.rmdir()
+
+
+@in_uml
 def test_uml_has_nsdelegate() -> None:
     assert "nsdelegate" in mount_options("cgroup2", "/sys/fs/cgroup")
 

@@ -5,7 +5,7 @@ is what a kernel's inventory would list.
 """
 
 import itertools
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import trio
@@ -298,6 +298,7 @@ class MechanismDouble:
         self.existing: dict[EnvironmentId, tuple[str, ...]] = {}
         self.sandboxes: list[DoubleSandbox] = []
         self.calls: list[str] = []
+        self.shares: list[dict[EnvironmentId, int]] = []
         self.lost = trio.Event()
         self._numbers = itertools.count(1)
 
@@ -331,6 +332,10 @@ class MechanismDouble:
             self.script.destroy_failures -= 1
             raise MechanismError("umount", 16)
         self.existing.pop(environment_id, None)
+
+    async def share(self, weights: Mapping[EnvironmentId, int]) -> None:
+        await self.call("share")
+        self.shares.append(dict(weights))
 
     async def destroy_orphan(self, environment_id: EnvironmentId) -> None:
         await self.remove(environment_id)

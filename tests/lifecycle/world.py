@@ -205,7 +205,7 @@ async def open_world(
     clock = Clock(wall=lambda: NOW, new_id=lambda: EnvironmentId(f"{next(numbers):032x}"))
     registry = Registry(parts, settings, clock, known_images)
     reconciler = Reconciler(mechanism, journal, sink, budgets)
-    rules = CommandRules(settings=settings, budgets=budgets, audit=sink)
+    rules = CommandRules(settings, budgets, sink, on_command=registry.shares.wake)
     environments = LocalEnvironments(
         registry,
         Provisioner(registry, parts, settings, clock),

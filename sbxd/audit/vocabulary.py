@@ -1,0 +1,7 @@
+"""Every type of event that the daemon records, from the modules that define them."""
+
+from sbxd.audit import events
+from sbxd.audit.confinement import ConfinementMismatched
+from sbxd.audit.events import AuditEvent
+
+EVENT_TYPES: tuple[type[AuditEvent], ...] = (*events.EVENT_TYPES, ConfinementMismatched)
