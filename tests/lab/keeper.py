@@ -26,7 +26,7 @@ from .furnish import Furnishing, furnish
 from .host import IN_LANE_SOURCE, LANES, REPOSITORY, LabError
 from .hub import Hub
 
-_BOOT_SECONDS = {"container": 60.0, "uml": 180.0, "qemu": 120.0}
+_BOOT_SECONDS = {"container": 60.0, "uml": 180.0, "qemu": 300.0}
 _PROVISION_SECONDS = {"container": 120.0, "uml": 300.0, "qemu": 600.0}
 PROVISION = "tests/lab/provision"
 CONTROL = "control"
