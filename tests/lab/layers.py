@@ -2,8 +2,9 @@
 
 `root` (Debian with systemd), `environment` (the project's dependencies in /opt/sbxd, as a layer
 over the root), `uml` (kernel and modules), `qemu` (emulator and kernel), `image` (a tar for
-sandboxes), `workloads` (a larger one, with compilers and runtimes, for lane `container`). None of them holds a file of the project:
-the work tree is bound in at boot, so a change of code never costs a build.
+sandboxes), `workloads` (a larger one, with compilers and runtimes, for lane `container`). None of
+them holds a file of the project: the work tree is bound in at boot, so a change of code never
+costs a build.
 
 Invariant: no mirror, registry or proxy is named here or kept in a layer. apt's and pip's settings
 are those of the machine, handed in for the time of the build.

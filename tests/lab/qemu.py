@@ -1,9 +1,9 @@
 """The lane `qemu`: an emulated PC with Debian's own kernel, for what needs everything at once.
 
 Its root is a scratch layer of its own over the lane's assembled root, which it sees through 9p;
-its disk an xfs with project quota; its agent's stream a virtio serial port. The emulator runs from a cached layer of its own, in a chroot, so the
-machine needs no package for it; the kernel is started directly, with an initramfs that loads the
-few modules that the mounts need.
+its disk an xfs with project quota; its agent's stream a virtio serial port. The emulator runs from
+a cached layer of its own, in a chroot, so the machine needs no package for it; the kernel is
+started directly, with an initramfs that loads the few modules that the mounts need.
 
 Invariant: the layer holds no file of the project; what decides its content is in the recipe.
 """
