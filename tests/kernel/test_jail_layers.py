@@ -185,7 +185,7 @@ def test_control_without_apparmor_all_of_it_succeeds(bare: Environment) -> None:
     assert found == dict.fromkeys(STOPPED_BY_APPARMOR, 0)
 
 
-@pytest.mark.awaits("apparmor", "landlock")
+@pytest.mark.also("qemu")
 @in_uml
 def test_apparmor_is_in_the_way_of_nothing_that_programs_do(labelled: Environment) -> None:
     found = labelled.script("import json\n" + _uses() + ANSWER).json()
@@ -227,7 +227,7 @@ def test_a_label_is_never_written_to_a_false_proc() -> None:
     assert done.stdout == f"{errno.EXDEV} ''\n", done.stderr
 
 
-@pytest.mark.awaits("apparmor", "landlock")
+@pytest.mark.also("qemu")
 @with_landlock
 def test_landlock_stops_what_nothing_else_does_here(landlocked: Environment) -> None:
     found = landlocked.script(ATTACKS + ANSWER).json()
@@ -243,7 +243,7 @@ def test_control_without_landlock_all_of_it_succeeds(bare: Environment) -> None:
     )
 
 
-@pytest.mark.awaits("apparmor", "landlock")
+@pytest.mark.also("qemu")
 @with_landlock
 def test_landlock_is_in_the_way_of_nothing_that_programs_do(landlocked: Environment) -> None:
     found = landlocked.script("import json\n" + _uses() + ANSWER).json()

@@ -35,6 +35,7 @@ class Feature(StrEnum):
     # For what is to be seen in one lane only.
     LANE_CONTAINER = "lane-container"
     LANE_UML = "lane-uml"
+    LANE_QEMU = "lane-qemu"
 
 
 class LaneKind(StrEnum):
@@ -44,9 +45,10 @@ class LaneKind(StrEnum):
     NATIVE = "native"
     CONTAINER = "container"
     UML = "uml"
+    QEMU = "qemu"
 
 
-_BOTH = frozenset(
+_EVERYWHERE = frozenset(
     {
         Feature.CGROUP2,
         Feature.DAEMON,
@@ -59,9 +61,9 @@ _BOTH = frozenset(
 )
 OFFERED: dict[LaneKind, frozenset[Feature]] = {
     LaneKind.HOST: frozenset(),
-    LaneKind.CONTAINER: _BOTH
+    LaneKind.CONTAINER: _EVERYWHERE
     | {Feature.GVISOR, Feature.IMAGE_WORKLOADS, Feature.LANDLOCK, Feature.LANE_CONTAINER},
-    LaneKind.UML: _BOTH
+    LaneKind.UML: _EVERYWHERE
     | {
         Feature.APPARMOR,
         Feature.IO,
@@ -69,6 +71,17 @@ OFFERED: dict[LaneKind, frozenset[Feature]] = {
         Feature.NSDELEGATE,
         Feature.QUOTA,
         Feature.LANE_UML,
+    },
+    LaneKind.QEMU: _EVERYWHERE
+    | {
+        Feature.APPARMOR,
+        Feature.GVISOR,
+        Feature.IO,
+        Feature.LANDLOCK,
+        Feature.LIMITS,
+        Feature.NSDELEGATE,
+        Feature.QUOTA,
+        Feature.LANE_QEMU,
     },
 }
 
