@@ -117,7 +117,7 @@ def test_on_a_native_host_a_test_runs_natively() -> None:
 
 def test_needs_that_no_lane_has_together_are_an_error() -> None:
     with pytest.raises(UnknownFeature):
-        place(parse(["gvisor", "quota"]), OFFERED)
+        place(parse(["image-workloads", "quota"]), OFFERED)
 
 
 def test_every_feature_of_the_table_is_had_by_some_lane() -> None:
