@@ -17,11 +17,15 @@ OCTETS = "application/octet-stream"
 
 _TOKEN = r"[A-Za-z0-9][A-Za-z0-9!#$&^_.+-]{0,126}"  # noqa: S105  (RFC 6838's, not a secret)
 _MEDIA_TYPE = re.compile(rf"{_TOKEN}/{_TOKEN}(?:; ?charset=[A-Za-z0-9][A-Za-z0-9_-]{{0,39}})?\Z")
-# What a browser executes or lets execute, and what embeds those.
-_ACTIVE = re.compile(
-    r"(?:text/(?:html|xml|javascript|ecmascript|css|vbscript|cache-manifest)"
-    r"|application/(?:[a-z0-9.-]*(?:javascript|ecmascript|xhtml|xml|wasm|flash|pdf|java)[a-z0-9.-]*"
-    r"|octet-stream)|[a-z]+/[^;]*\+xml|message/.*|multipart/.*|image/svg.*)",
+# What no browser executes, whatever is in it. A list of what is safe, since new types appear.
+_PASSIVE = re.compile(
+    r"(?:text/(?:plain|csv|tab-separated-values|markdown)"
+    r"|image/(?:png|jpeg|gif|webp|avif|bmp|tiff)"
+    r"|(?:audio|video)/(?:mpeg|mp4|ogg|webm|wav|flac|aac|quicktime)"
+    r"|application/(?:json|x-ndjson|zip|gzip|zstd|x-tar|x-7z-compressed|x-sqlite3"
+    r"|vnd\.apache\.parquet|msword|vnd\.ms-excel|vnd\.ms-powerpoint"
+    r"|vnd\.openxmlformats-officedocument\.[a-z.]{1,60}|vnd\.oasis\.opendocument\.[a-z]{1,30}))"
+    r"(?:;.*)?\Z",
     re.IGNORECASE,
 )
 # Characters that a file system, a shell or a header gives a meaning.
@@ -62,8 +66,8 @@ def content_disposition(filename: str) -> str:
 
 
 def served_media_type(media_type: str) -> str:
-    """The stored type where it is well-formed and passive, else octets."""
-    if is_media_type(media_type) and not _ACTIVE.match(media_type):
+    """The stored type where it is well-formed and known to be passive, else octets."""
+    if is_media_type(media_type) and _PASSIVE.match(media_type):
         return media_type
     return OCTETS
 

@@ -70,7 +70,7 @@ class CountedOs:
 def arm(step: int) -> None:
     """From now on this process counts."""
     killer = Killer(step)
-    tree_module.os = CountedOs(killer)  # type: ignore[assignment]
+    vars(tree_module)["os"] = CountedOs(killer)
     real = aiosqlite.Connection.execute_fetchall
 
     async def counted(self: aiosqlite.Connection, *args: Any) -> Any:

@@ -1,7 +1,6 @@
 """What the store takes and refuses, and what a put that does not end well leaves: nothing."""
 
 from collections.abc import AsyncIterator
-from typing import cast
 
 import anyio
 import pytest
@@ -43,7 +42,7 @@ from tests.artifacts.world import (
 
 
 def store_of(artifacts: Artifacts) -> DurableArtifactStore:
-    return cast(DurableArtifactStore, artifacts._store)
+    return artifacts._store
 
 
 def metadata_of(data: bytes) -> ArtifactMetadata:

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from sbxd.artifacts import tree as tree_module
 from sbxd.artifacts.identifiers import ArtifactIds
 from sbxd.artifacts.tree import ArtifactTree, ObjectMissing
 from sbxd.policy.storage_key import storage_key
@@ -217,7 +216,7 @@ def test_each_failing_call_is_a_typed_error_and_no_object(
         raise OSError(number, os.strerror(number), "/a/path/of/the/host")
 
     with monkeypatch.context() as patched:
-        patched.setattr(tree_module.os, call, fail)
+        patched.setattr(os, call, fail)
         with pytest.raises(ArtifactUnavailable) as caught:
             put(tree)
     assert caught.value.code is code
@@ -231,7 +230,7 @@ def test_short_writes_are_continued(root: Path, monkeypatch: pytest.MonkeyPatch)
     tree = ArtifactTree(root, STORE)
     real = os.write
     with monkeypatch.context() as patched:
-        patched.setattr(tree_module.os, "write", lambda fd, data: real(fd, data[:3]))
+        patched.setattr(os, "write", lambda fd, data: real(fd, data[:3]))
         _, key = put(tree, b"0123456789")
     assert read(tree, key) == b"0123456789"
     tree.close()
@@ -253,8 +252,8 @@ def test_everything_is_synced_before_it_is_said_to_be_there(
         real_rename(*args, **kwargs)  # type: ignore[arg-type]
 
     with monkeypatch.context() as patched:
-        patched.setattr(tree_module.os, "fsync", fsync)
-        patched.setattr(tree_module.os, "rename", rename)
+        patched.setattr(os, "fsync", fsync)
+        patched.setattr(os, "rename", rename)
         artifact_id, key = put(tree)
     tenant, shard, _ = key.split("/")
     assert steps == [

@@ -66,7 +66,8 @@ FIELD_EXCEPTIONS = {
 # What is raised or sent across the port, and what a mechanism hands to the layer that does.
 ERRORS = frozenset(
     {
-        "ArtifactIntegrityError", "ArtifactRejected", "ArtifactUnavailable", "BudgetExhausted", "CommandNotStarted", "EscapeSuspected", "ExecutionRejected",
+        "ArtifactIntegrityError", "ArtifactRejected", "ArtifactUnavailable",
+        "BudgetExhausted", "CommandNotStarted", "EscapeSuspected", "ExecutionRejected",
         "ExecutionUnavailable",
         "Failed", "MechanismError", "Rejected", "RunBudgetTooLow", "RunFailed",
         "SandboxEscapeSuspected", "SandboxLost", "StaleLease", "Unavailable", "WorkspaceError",
