@@ -198,8 +198,8 @@ class DurableArtifactStore:
                 raise ArtifactUnavailable(
                     ArtifactUnavailableCode.ABANDONED, "the stream did not end in time"
                 )
-        except BaseException:
-            await self._undo(intent.artifact_id, key)
+        except BaseException as problem:
+            await self._undo(intent.artifact_id, key, certain=_is_certain(problem))
             raise
         return ref
 
@@ -259,14 +259,22 @@ class DurableArtifactStore:
             media_type=intent.media_type,
         )
 
-    async def _undo(self, artifact_id: ArtifactId, key: str) -> None:
-        """Remove what a put that failed has begun. What fails here is the sweep's."""
-        with anyio.move_on_after(UNDO_SECONDS, shield=True), suppress(ArtifactUnavailable):
-            if not await self._metadata.abandon(artifact_id):
-                return
-            await self._in_thread(lambda: self._tree.discard(artifact_id))
-            await self._in_thread(lambda: self._tree.remove(key))
-            await self._metadata.forget(artifact_id)
+    async def _undo(self, artifact_id: ArtifactId, key: str, *, certain: bool) -> None:
+        """Remove what a put that failed has begun. What fails here is the sweep's.
+
+        certain: it cannot have been acknowledged, so its object goes before the metadata is
+        asked: a database on the same full disk needs the room to take a record.
+        """
+        with anyio.move_on_after(UNDO_SECONDS, shield=True):
+            with suppress(ArtifactUnavailable):
+                # Of what was committed there is no partial any more.
+                await self._in_thread(lambda: self._tree.discard(artifact_id))
+                if certain:
+                    await self._in_thread(lambda: self._tree.remove(key))
+            with suppress(ArtifactUnavailable):
+                if await self._metadata.abandon(artifact_id):
+                    await self._in_thread(lambda: self._tree.remove(key))
+                    await self._metadata.forget(artifact_id)
 
     async def _in_thread(self, work: Callable[[], ResultT]) -> ResultT:
         return await anyio.to_thread.run_sync(work, limiter=self._files)
@@ -348,6 +356,14 @@ class _Intake:
             )
         digest = ContentDigest(sha256=self._hash.hexdigest(), size_bytes=self._size)
         return digest, flags
+
+
+def _is_certain(problem: BaseException) -> bool:
+    """Whether a put that failed so was not acknowledged. A database that did not answer, and a
+    cancellation, leave that open."""
+    if isinstance(problem, ArtifactUnavailable):
+        return problem.code is ArtifactUnavailableCode.NO_SPACE
+    return isinstance(problem, ArtifactRejected | ArtifactIntegrityError)
 
 
 def _check(draft: Draft) -> None:

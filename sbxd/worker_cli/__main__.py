@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from sbxd.worker_cli.artifacts import artifacts
-from sbxd.worker_cli.config import DEFAULT_CONFIG, ConfigUnreadable, load
+from sbxd.worker_cli.config import DEFAULT_CONFIG
 from sbxd.worker_cli.exits import Exit
 
 
@@ -23,10 +23,7 @@ from sbxd.worker_cli.exits import Exit
 @click.pass_context
 def cli(ctx: click.Context, config: Path) -> None:
     """Run the parts of a worker tier that no agent runtime runs: the artifact store's sweep."""
-    try:
-        ctx.obj = load(config)
-    except ConfigUnreadable as problem:
-        raise click.UsageError(str(problem)) from None
+    ctx.obj = config
 
 
 cli.add_command(artifacts)

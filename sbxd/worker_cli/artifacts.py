@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import TypeVar
 
 import anyio
@@ -10,7 +11,7 @@ import msgspec
 
 from sbxd.artifacts.opening import Artifacts, ArtifactSettings, open_artifacts
 from sbxd.port.artifact import ArtifactUnavailable
-from sbxd.worker_cli.config import WorkerSettings
+from sbxd.worker_cli.config import ConfigUnreadable, load
 from sbxd.worker_cli.exits import Exit
 
 ResultT = TypeVar("ResultT")
@@ -24,12 +25,12 @@ def artifacts() -> None:
 @artifacts.command()
 @click.option("--json", "as_json", is_flag=True, help="One JSON object instead of a sentence.")
 @click.pass_obj
-def sweep(settings: WorkerSettings, as_json: bool) -> None:
+def sweep(config: Path, as_json: bool) -> None:
     """Remove what has expired, what was deleted and what dead puts left.
 
     Safe at any time, twice at once, and when it is killed.
     """
-    report = _with_artifacts(settings, lambda opened: opened.sweeper.sweep())
+    report = _with_artifacts(config, lambda opened: opened.sweeper.sweep())
     if as_json:
         click.echo(msgspec.json.encode(report))
     else:
@@ -44,16 +45,18 @@ def sweep(settings: WorkerSettings, as_json: bool) -> None:
 
 @artifacts.command()
 @click.pass_obj
-def metrics(settings: WorkerSettings) -> None:
+def metrics(config: Path) -> None:
     """Bytes of each tenant and what was removed, as OpenMetrics text."""
-    click.echo(_with_artifacts(settings, lambda opened: opened.metrics()), nl=False)
+    click.echo(_with_artifacts(config, lambda opened: opened.metrics()), nl=False)
 
 
-def _with_artifacts(
-    settings: WorkerSettings, work: Callable[[Artifacts], Awaitable[ResultT]]
-) -> ResultT:
+def _with_artifacts(config: Path, work: Callable[[Artifacts], Awaitable[ResultT]]) -> ResultT:
+    try:
+        settings = load(config)
+    except ConfigUnreadable as problem:
+        raise click.UsageError(str(problem)) from None
     if settings.artifacts is None:
-        raise click.UsageError("the configuration has no table [artifacts]")
+        raise click.UsageError(f"{config} has no table [artifacts]")
     try:
         return anyio.run(_opened, settings.artifacts, work)
     except ArtifactUnavailable as problem:

@@ -8,6 +8,7 @@ from msgspec.structs import replace
 
 from sbxd.artifacts.opening import Artifacts
 from sbxd.artifacts.retention import Retention
+from sbxd.artifacts.sql import SqlMetadata
 from sbxd.artifacts.store import PIECE_BYTES, DurableArtifactStore
 from sbxd.port.artifact import (
     ArtifactIntegrityError,
@@ -212,6 +213,32 @@ def test_a_put_that_takes_too_long_ends_before_a_sweep_could_take_its_row(
                 await write(artifacts, hanging())
             assert caught.value.code is ArtifactUnavailableCode.ABANDONED
             assert (folder.objects(), folder.partials()) == ([], [])
+
+    run(backend, main)
+
+
+@pytest.mark.parametrize(
+    "code", [ArtifactUnavailableCode.NO_SPACE, ArtifactUnavailableCode.METADATA]
+)
+def test_an_acknowledgment_that_fails_leaves_an_object_only_where_it_may_have_come_through(
+    backend: str, folder: Folder, code: ArtifactUnavailableCode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fail(*_: object, **__: object) -> None:
+        raise ArtifactUnavailable(code, "as if")
+
+    async def main() -> None:
+        async with folder.opened() as artifacts:
+            with monkeypatch.context() as patched:
+                patched.setattr(SqlMetadata, "acknowledge", fail)
+                patched.setattr(SqlMetadata, "abandon", fail)
+                with pytest.raises(ArtifactUnavailable):
+                    await write(artifacts, b"data")
+            # A database that says "full" has not taken it; one that does not answer may have.
+            certain = code is ArtifactUnavailableCode.NO_SPACE
+            assert len(folder.objects()) == (0 if certain else 1)
+            folder.clock.time += 2 * DAY
+            assert (await artifacts.sweeper.sweep()).abandoned == 1
+            assert folder.objects() == []
 
     run(backend, main)
 

@@ -113,4 +113,8 @@ CASES: dict[str, Case] = {
         "no directory outlives an environment, so there is nothing to replace",
     ),
     "FS-15": Case("two environments of one tenant"),
+    "EXP-07": Case("text that is none, or that holds what a reader does not see"),
+    "EXP-08": Case("cells that a spreadsheet takes for formulas"),
+    "EXP-10": Case("file names that carry paths, headers or direction marks"),
+    "EXP-11": Case("bytes lost or changed between the workspace and the store, or in the store"),
 }

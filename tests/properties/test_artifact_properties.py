@@ -34,8 +34,9 @@ ANY_BYTES = st.lists(
         st.binary(max_size=6),
         st.text(max_size=6).map(lambda text: text.encode("utf-8", "replace")),
         st.sampled_from(
-            [b"=", b"+", b"@", b"-", b",", b";", b"\t", b"\r", b"\n", b'"', b" ", b"\xef\xbb\xbf",
-             FULL_WIDTH[0].encode(), "\u202e".encode(), "\u2028".encode(), b"\x1b", b"\x00", b"\xff"]
+            [b"=", b"+", b"@", b"-", b",", b";", b"\t", b"\r", b"\n", b'"', b" ",
+             b"\xef\xbb\xbf", FULL_WIDTH[0].encode(), "\u202e".encode(),
+             "\u2028".encode(), b"\x1b", b"\x00", b"\xff"]
         ),
     ),
     max_size=24,
