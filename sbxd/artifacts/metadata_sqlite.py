@@ -9,8 +9,9 @@ import asyncio
 import fcntl
 import os
 import sqlite3
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+import stat
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import TypeVar, final
 
@@ -24,6 +25,8 @@ from sbxd.port.artifact import ArtifactUnavailable, ArtifactUnavailableCode
 ResultT = TypeVar("ResultT")
 
 BUSY_SECONDS = 30
+
+_MADE = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 @final
@@ -71,15 +74,10 @@ async def open_sqlite(path: Path) -> AsyncIterator[Database]:
 
 
 async def _connect(path: Path) -> aiosqlite.Connection:
-    try:
-        database_fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    except OSError as problem:
-        code = ArtifactUnavailableCode.METADATA
-        raise ArtifactUnavailable(code, f"the database: {problem.strerror}") from None
-    os.close(database_fd)
-    # Beside the database and not the database: closing a descriptor of that drops SQLite's locks.
-    lock = path.with_name(f"{path.name}.lock")
-    lock_fd = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    # The lock is beside the database: closing a descriptor of that would drop SQLite's own locks,
+    # of this process's other connections too. It is made by itself, and for its modes alone.
+    with _translated():
+        lock_fd = os.open(path.with_name(f"{path.name}.lock"), _MADE, 0o600)
     try:
         # Two that turn a new file to WAL at once do not wait for each other by themselves.
         await asyncio.to_thread(fcntl.flock, lock_fd, fcntl.LOCK_EX)
@@ -89,6 +87,13 @@ async def _connect(path: Path) -> aiosqlite.Connection:
 
 
 async def _prepared(path: Path) -> aiosqlite.Connection:
+    with _translated(), suppress(FileExistsError):
+        os.close(os.open(path, _MADE | os.O_EXCL, 0o600))
+    with _translated():
+        facts = os.stat(path, follow_symlinks=False)
+    if not stat.S_ISREG(facts.st_mode) or facts.st_uid != os.geteuid():
+        code = ArtifactUnavailableCode.REFUSED
+        raise ArtifactUnavailable(code, "the database is no regular file of this user")
     try:
         connection = await aiosqlite.connect(path, timeout=BUSY_SECONDS, isolation_level=None)
     except sqlite3.Error as problem:
@@ -107,6 +112,17 @@ async def _prepared(path: Path) -> aiosqlite.Connection:
         await connection.close()
         raise
     return connection
+
+
+@contextmanager
+def _translated() -> Iterator[None]:
+    try:
+        yield
+    except FileExistsError:
+        raise
+    except OSError as problem:
+        code = ArtifactUnavailableCode.METADATA
+        raise ArtifactUnavailable(code, f"the database: {problem.strerror}") from None
 
 
 async def _in_transaction(

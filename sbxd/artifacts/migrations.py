@@ -36,6 +36,7 @@ MIGRATIONS: tuple[Migration, ...] = (
                 filename {bytes} NOT NULL,
                 media_type TEXT NOT NULL,
                 trust TEXT NOT NULL,
+                begun_at BIGINT NOT NULL,
                 created_at BIGINT NOT NULL,
                 expires_at BIGINT,
                 state TEXT NOT NULL CHECK (state IN ('PENDING', 'STORED', 'REMOVING')),

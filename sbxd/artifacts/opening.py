@@ -5,8 +5,8 @@ with another database (an empty one, one restored beside the wrong folder) nothi
 a sweep by it would judge objects that it does not know.
 """
 
+import re
 import secrets
-import time
 import uuid
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -36,6 +36,7 @@ from sbxd.port.artifact import (
 )
 from sbxd.port.ids import RunId, TenantId
 
+_PASSWORD = re.compile(r"//[^/@?]*:[^/@?]*@|[?&](?:ssl)?password=", re.IGNORECASE)
 _POSTGRES_SCHEMES = ("postgresql://", "postgres://")
 
 
@@ -53,6 +54,9 @@ class ArtifactSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     def __post_init__(self) -> None:
         if self.metadata and not self.metadata.startswith(_POSTGRES_SCHEMES):
             raise ValueError("metadata is a postgresql:// URI, or empty for SQLite")
+        if _PASSWORD.search(self.metadata):
+            # Settings are shown, logged and backed up.
+            raise ValueError("metadata holds a password: use libpq's password file")
 
 
 @final
@@ -105,7 +109,7 @@ async def open_artifacts(
         async with open_database(settings) as database:
             metadata = SqlMetadata(database)
             await pair(tree, metadata)
-            ids = ArtifactIds(lambda: time.time_ns() // 1_000_000, secrets.token_bytes)
+            ids = ArtifactIds(lambda: int(now().timestamp() * 1000), secrets.token_bytes)
             yield Artifacts(tree, metadata, retention=settings.retention, ids=ids, now=now)
     finally:
         tree.close()

@@ -36,7 +36,10 @@ class Removal(StrEnum):
 
 
 class Intent(Struct, frozen=True, kw_only=True):
-    """What is known before the first byte."""
+    """What is known before the first byte.
+
+    begun_at: when the put began, by the store's clock (created_at may be a sender's).
+    """
 
     artifact_id: ArtifactId
     tenant_id: TenantId
@@ -45,6 +48,7 @@ class Intent(Struct, frozen=True, kw_only=True):
     filename: str
     media_type: str
     trust: TrustLevel
+    begun_at: datetime
     created_at: datetime
     expires_at: datetime | None
 
@@ -148,8 +152,8 @@ class MetadataStore(Protocol):
         """STORED rows that have expired become REMOVING; how many."""
         ...
 
-    async def doom_abandoned(self, *, created_before: datetime, limit: int) -> int:
-        """PENDING rows that are that old become REMOVING; how many."""
+    async def doom_abandoned(self, *, begun_before: datetime, limit: int) -> int:
+        """PENDING rows whose put began before become REMOVING; how many."""
         ...
 
     async def doomed(self, *, after: ArtifactId | None, limit: int) -> Sequence[Doomed]:

@@ -71,9 +71,9 @@ class SqlMetadata:
         async def work(session: Session) -> Usage:
             await session.execute(
                 "INSERT INTO artifacts (artifact_id, tenant_id, run_id, origin, filename,"
-                " media_type, trust, created_at, expires_at, state) VALUES (:artifact_id,"
-                " :tenant_id, :run_id, :origin, :filename, :media_type, :trust, :created_at,"
-                " :expires_at, 'PENDING')",
+                " media_type, trust, begun_at, created_at, expires_at, state) VALUES"
+                " (:artifact_id, :tenant_id, :run_id, :origin, :filename, :media_type, :trust,"
+                " :begun_at, :created_at, :expires_at, 'PENDING')",
                 {
                     "artifact_id": intent.artifact_id,
                     "tenant_id": intent.tenant_id,
@@ -82,6 +82,7 @@ class SqlMetadata:
                     "filename": intent.filename.encode("utf-8", "surrogatepass"),
                     "media_type": intent.media_type,
                     "trust": intent.trust.value,
+                    "begun_at": _microseconds(intent.begun_at),
                     "created_at": _microseconds(intent.created_at),
                     "expires_at": (
                         None if intent.expires_at is None else _microseconds(intent.expires_at)
@@ -254,9 +255,9 @@ class SqlMetadata:
     async def doom_expired(self, *, now: datetime, limit: int) -> int:
         return await self._doom("removal", "state = 'STORED' AND expires_at <= :before", now, limit)
 
-    async def doom_abandoned(self, *, created_before: datetime, limit: int) -> int:
+    async def doom_abandoned(self, *, begun_before: datetime, limit: int) -> int:
         return await self._doom(
-            "'ABANDONED'", "state = 'PENDING' AND created_at < :before", created_before, limit
+            "'ABANDONED'", "state = 'PENDING' AND begun_at < :before", begun_before, limit
         )
 
     async def _doom(self, removal: str, which: str, before: datetime, limit: int) -> int:

@@ -176,6 +176,7 @@ class DurableArtifactStore:
             filename=draft.filename,
             media_type=draft.media_type,
             trust=draft.trust,
+            begun_at=self._now(),
             created_at=created_at,
             expires_at=expires_at,
         )

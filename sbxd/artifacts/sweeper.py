@@ -55,7 +55,7 @@ class Sweeper:
         before = now - timedelta(seconds=self._retention.abandoned_put_seconds)
         while await self._metadata.doom_expired(now=now, limit=BATCH) == BATCH:
             pass
-        while await self._metadata.doom_abandoned(created_before=before, limit=BATCH) == BATCH:
+        while await self._metadata.doom_abandoned(begun_before=before, limit=BATCH) == BATCH:
             pass
         counts = dict.fromkeys(Removal, 0)
         removed_bytes = failed = 0

@@ -19,26 +19,32 @@ _MARKS = (_UTF8_MARK, b"\xff\xfe", b"\xfe\xff")
 _LINE_OR_CELL = b"\n\r,;\t|"
 _DROPPED_BY_SPREADSHEETS = b"\"' "
 
-_PATTERNS: tuple[tuple[ContentFlag, re.Pattern[bytes]], ...] = (
-    (ContentFlag.NUL, re.compile(b"\x00")),
-    (ContentFlag.ESCAPE_SEQUENCE, re.compile(b"\x1b|\xc2\x9b")),
-    (ContentFlag.UNICODE_LINE_SEPARATOR, re.compile(b"\xe2\x80[\xa8\xa9]|\xc2\x85")),
+# One of these bytes must occur for a flag to be worth the search: finding one byte costs nothing.
+_PATTERNS: tuple[tuple[ContentFlag, tuple[bytes, ...], re.Pattern[bytes]], ...] = (
+    (ContentFlag.NUL, (b"\x00",), re.compile(b"\x00")),
+    (ContentFlag.ESCAPE_SEQUENCE, (b"\x1b", b"\xc2"), re.compile(b"\x1b|\xc2\x9b")),
+    (
+        ContentFlag.UNICODE_LINE_SEPARATOR,
+        (b"\xe2", b"\xc2"),
+        re.compile(b"\xe2\x80[\xa8\xa9]|\xc2\x85"),
+    ),
     (
         ContentFlag.BIDIRECTIONAL_CONTROL,
+        (b"\xd8", b"\xe2"),
         # U+061C; U+200E, 200F, 202A to 202E; U+2066 to 2069
         re.compile(b"\xd8\x9c|\xe2\x80[\x8e\x8f\xaa-\xae]|\xe2\x81[\xa6-\xa9]"),
     ),
-    (ContentFlag.LONE_CARRIAGE_RETURN, re.compile(b"\r(?!\n)")),
-    (
-        ContentFlag.FORMULA_LIKE,
-        # CWE-1236: a cell that starts with = + - @ (also full-width), a tab or a return, after
-        # the quotes and spaces that a spreadsheet drops.
-        re.compile(
-            b"[\n\r,;\t|][\"' ]*(?:[=+\\-@]|\xef\xbc[\x8b\x8d\x9d\xa0])"
-            b"|[\n,;|][\"' ]*\t|[,;\t|][\"' ]*\r(?!\n)"
-        ),
-    ),
+    (ContentFlag.LONE_CARRIAGE_RETURN, (b"\r",), re.compile(b"\r(?!\n)")),
 )
+# CWE-1236: a cell that starts with = + - @ (also full-width), a tab or a return, after the quotes
+# and spaces that a spreadsheet drops. For most of it those are dropped here too, all signs are
+# made one and all separators but tab and return another; then four pairs of bytes are all.
+_SIMPLER = bytes.maketrans(b"+-@,;|", b"===\n\n\n")
+_FORMULA_PAIRS = (b"\n=", b"\r=", b"\t=", b"\n\t")
+_FORMULA_SIGNS = (b"=", b"+", b"-", b"@", b"\t")
+_FULL_WIDTH_CELL = re.compile(b"[\n\r,;\t|][\"' ]*\xef\xbc[\x8b\x8d\x9d\xa0]")
+_RETURN_CELL = re.compile(b"[,;\t|][\"' ]*\r(?!\n)")
+_LONE_RETURN = re.compile(b"\r(?!\n)")
 
 
 class ContentScanner:
@@ -84,13 +90,24 @@ class ContentScanner:
                 self._found.add(ContentFlag.BYTE_ORDER_MARK)
             data = data.removeprefix(_UTF8_MARK)
         window = self._before + data
-        for flag, pattern in _PATTERNS:
-            # The separator that is put before must not count a second time.
-            start = 0 if flag is ContentFlag.FORMULA_LIKE else len(self._before)
-            if flag not in self._found and pattern.search(window, start):
+        for flag, signs, pattern in _PATTERNS:
+            if flag not in self._found and any(s in data for s in signs) and pattern.search(data):
                 self._found.add(flag)
+        if ContentFlag.FORMULA_LIKE not in self._found and _has_formula(window):
+            self._found.add(ContentFlag.FORMULA_LIKE)
         end = window.rstrip(_DROPPED_BY_SPREADSHEETS)[-1:]
         self._before = end if end and end in _LINE_OR_CELL else b""
+
+
+def _has_formula(window: bytes) -> bool:
+    if any(sign in window for sign in _FORMULA_SIGNS):
+        simpler = window.translate(_SIMPLER, _DROPPED_BY_SPREADSHEETS)
+        if any(pair[:1] in simpler and pair in simpler for pair in _FORMULA_PAIRS):
+            return True
+    if b"\xef" in window and _FULL_WIDTH_CELL.search(window):
+        return True
+    lone = b"\r" in window and _LONE_RETURN.search(window)
+    return bool(lone and _RETURN_CELL.search(window))
 
 
 def _unfinished(data: bytes) -> int:

@@ -120,6 +120,7 @@ async def abandoned(folder: Folder) -> None:
                     filename="a",
                     media_type="text/plain",
                     trust=TrustLevel.EXTERNAL_UNTRUSTED,
+                    begun_at=BEGIN,
                     created_at=BEGIN,
                     expires_at=None,
                 )

@@ -44,6 +44,7 @@ def intent(
         filename="a.txt",
         media_type="text/plain",
         trust=TrustLevel.EXTERNAL_UNTRUSTED,
+        begun_at=BEGIN,
         created_at=BEGIN,
         expires_at=expires_at,
     )
@@ -236,8 +237,8 @@ def test_what_ends_is_doomed_in_order_and_forgotten_once(backend: str, any_folde
             assert await metadata.doom_expired(now=BEGIN + DAY, limit=1) == 1
             assert await metadata.doom_expired(now=BEGIN + DAY, limit=10) == 1
             assert await metadata.doom_expired(now=BEGIN + DAY, limit=10) == 0
-            assert await metadata.doom_abandoned(created_before=BEGIN, limit=10) == 0
-            assert await metadata.doom_abandoned(created_before=BEGIN + DAY, limit=10) == 1
+            assert await metadata.doom_abandoned(begun_before=BEGIN, limit=10) == 0
+            assert await metadata.doom_abandoned(begun_before=BEGIN + DAY, limit=10) == 1
 
             rows = await metadata.doomed(after=None, limit=10)
             ids = sorted([expired, deleted, pending.artifact_id])

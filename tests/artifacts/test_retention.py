@@ -1,5 +1,7 @@
 """How long each kind of artifact lives, what a sweep removes, and what is exported of it."""
 
+import tracemalloc
+from collections.abc import AsyncIterator
 from datetime import timedelta
 
 import pytest
@@ -8,8 +10,15 @@ from sbxd.artifacts.metrics import render
 from sbxd.artifacts.opening import Artifacts, ArtifactSettings
 from sbxd.artifacts.records import Usage
 from sbxd.artifacts.retention import Retention, expiry
+from sbxd.artifacts.store import PIECE_BYTES
 from sbxd.artifacts.sweeper import SweepReport
-from sbxd.port.artifact import ArtifactId, ArtifactNotFound, ArtifactOrigin, TrustLevel
+from sbxd.port.artifact import (
+    ArtifactId,
+    ArtifactMetadata,
+    ArtifactNotFound,
+    ArtifactOrigin,
+    TrustLevel,
+)
 from sbxd.port.ids import TenantId
 from tests.artifacts.world import (
     ALICE,
@@ -18,6 +27,7 @@ from tests.artifacts.world import (
     DAY,
     RUN,
     Folder,
+    digest_of,
     exported,
     fetched,
     pieces,
@@ -142,13 +152,13 @@ def test_a_put_that_is_going_on_is_not_swept(backend: str, folder: Folder) -> No
         async with folder.opened() as artifacts, folder.opened() as other:
             writer = artifacts.writer(ALICE, RUN, ArtifactOrigin.TOOL_OUTPUT)
 
-            async def stream() -> object:
+            async def stream() -> AsyncIterator[bytes]:
                 yield b"x" * 2_000_000
                 folder.clock.time += 23 * HOUR
                 assert await other.sweeper.sweep() == SweepReport()
                 yield b"y"
 
-            ref = await writer.create(stream(), "a", "text/plain", TrustLevel.INTERNAL_TOOL)  # type: ignore[arg-type]
+            ref = await writer.create(stream(), "a", "text/plain", TrustLevel.INTERNAL_TOOL)
             assert ref.size_bytes == 2_000_001
 
     run(backend, main)
@@ -220,6 +230,81 @@ def test_tenants_beyond_the_bound_are_one_series() -> None:
     assert "*" not in text
 
 
-def test_a_metadata_setting_that_is_no_database_is_refused() -> None:
-    with pytest.raises(ValueError, match="postgresql"):
-        ArtifactSettings(directory="x", metadata="mysql://x")
+@pytest.mark.parametrize(
+    ("metadata", "said"),
+    [
+        ("mysql://x", "postgresql"),
+        ("postgresql://u:secret@h/d", "password"),
+        ("postgresql://:secret@/d", "password"),
+        ("postgresql:///d?host=/x&password=secret", "password"),
+        ("postgres:///d?sslpassword=secret", "password"),
+    ],
+)
+def test_a_metadata_setting_that_is_no_database_or_holds_a_secret_is_refused(
+    metadata: str, said: str
+) -> None:
+    with pytest.raises(ValueError, match=said) as caught:
+        ArtifactSettings(directory="x", metadata=metadata)
+    assert "secret" not in str(caught.value)
+    ArtifactSettings(directory="x", metadata="postgresql://u@h:5432/d?host=/x")  # the control
+
+
+def test_a_put_with_an_old_date_of_its_sender_is_not_taken_for_abandoned(
+    backend: str, folder: Folder
+) -> None:
+    async def main() -> None:
+        async with folder.opened() as artifacts, folder.opened() as other:
+
+            async def stream() -> AsyncIterator[bytes]:
+                yield b"da"
+                assert await other.sweeper.sweep() == SweepReport()
+                yield b"ta"
+
+            said = digest_of(b"data")
+            ref = await artifacts._store.put(
+                stream(),
+                ArtifactMetadata(
+                    tenant_id=ALICE,
+                    run_id=RUN,
+                    origin=ArtifactOrigin.KNOWLEDGE_SOURCE,
+                    filename="a",
+                    media_type="text/plain",
+                    size_bytes=said.size_bytes,
+                    sha256=said.sha256,
+                    trust=TrustLevel.EXTERNAL_UNTRUSTED,
+                    created_at=BEGIN - 900 * DAY,
+                    expires_at=None,
+                ),
+            )
+            found = await artifacts.service.describe(ALICE, ref.artifact_id)
+            assert found.created_at == BEGIN - 900 * DAY
+
+    run(backend, main)
+
+
+def test_memory_is_flat_in_both_directions(backend: str, folder: Folder) -> None:
+    size = 64 * PIECE_BYTES
+
+    async def stream() -> AsyncIterator[bytes]:
+        for _ in range(size // 65_536):
+            yield bytes(65_536)
+
+    async def main() -> None:
+        async with folder.opened() as artifacts:
+            writer = artifacts.writer(ALICE, RUN, ArtifactOrigin.TOOL_OUTPUT)
+            tracemalloc.start()
+            try:
+                ref = await writer.create(
+                    stream(), "a", "text/plain", TrustLevel.EXTERNAL_UNTRUSTED
+                )
+                count = 0
+                async with artifacts.service.content(ALICE, ref.artifact_id) as content:
+                    async for piece in content.chunks:
+                        count += len(piece)
+                _, peak = tracemalloc.get_traced_memory()
+            finally:
+                tracemalloc.stop()
+            assert count == size
+            assert peak < size // 4
+
+    run(backend, main)

@@ -118,6 +118,19 @@ def test_a_formula_is_found_behind_any_quotes_and_spaces(
     assert ContentFlag.FORMULA_LIKE not in scanned(f"a{before}{sign}b".encode())
 
 
+SLOW_FORMULA = re.compile(
+    b"[\n\r,;\t|][\"' ]*(?:[=+\\-@]|\xef\xbc[\x8b\x8d\x9d\xa0])"
+    b"|[\n,;|][\"' ]*\t|[,;\t|][\"' ]*\r(?!\n)"
+)
+
+
+@pytest.mark.case("EXP-08")
+@given(ANY_BYTES)
+def test_the_fast_search_for_formulas_is_the_slow_one(data: bytes) -> None:
+    slow = SLOW_FORMULA.search(b"\n" + data.removeprefix(b"\xef\xbb\xbf"))
+    assert (ContentFlag.FORMULA_LIKE in scanned(data)) == (slow is not None)
+
+
 @pytest.mark.parametrize("unit", [b'"', b" ", b",", b'," ', b"\r", b"=", b"\xef\xbb\xbf", b"\xef"])
 def test_a_million_of_anything_takes_linear_time(unit: bytes) -> None:
     def seconds(count: int) -> float:
