@@ -80,6 +80,7 @@ class ArtifactTree:
                 self._incoming_fd = self._hold(self._folder(self._root_fd, "incoming"))
                 self._objects_fd = self._hold(self._folder(self._root_fd, "objects"))
                 self.store_id = self._store_id(new_store_id)
+                self._drop_unused_ids()
         except BaseException:
             self.close()
             raise
@@ -258,11 +259,19 @@ class ArtifactTree:
             os.fsync(new_fd)
         finally:
             os.close(new_fd)
-        # When another process was faster, its id is the tree's.
-        with suppress(FileExistsError):
+        # When another process was faster, its id is the tree's, and it may have tidied up already.
+        with suppress(FileExistsError, FileNotFoundError):
             os.link(passing, "store", src_dir_fd=self._root_fd, dst_dir_fd=self._root_fd)
-        os.unlink(passing, dir_fd=self._root_fd)
+        with suppress(FileNotFoundError):
+            os.unlink(passing, dir_fd=self._root_fd)
         os.fsync(self._root_fd)
+
+    def _drop_unused_ids(self) -> None:
+        """Remove what a process left that died while it named the store."""
+        for name in os.listdir(self._root_fd):
+            if name.startswith("store.") and len(name) == len("store.") + _STORE_ID_BYTES:
+                with suppress(FileNotFoundError):
+                    os.unlink(name, dir_fd=self._root_fd)
 
     def _hold(self, fd: int) -> int:
         self._held.append(fd)

@@ -2,6 +2,7 @@
 
 import errno
 import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -184,6 +185,17 @@ def test_a_tenants_folder_that_others_may_enter_is_refused(root: Path) -> None:
         tree.open_object(key)
     assert caught.value.code is ArtifactUnavailableCode.REFUSED
     tree.close()
+
+
+def test_many_that_open_a_new_folder_at_once_have_one_store(root: Path) -> None:
+    (root / f"store.{STORE}").write_text("left by one that died\n")
+    with ThreadPoolExecutor(8) as pool:
+        trees = list(pool.map(lambda n: ArtifactTree(root, str(n) * 36), range(8)))
+    assert len({tree.store_id for tree in trees}) == 1
+    for tree in trees:
+        put(tree)
+        tree.close()
+    assert sorted(path.name for path in root.iterdir()) == ["incoming", "objects", "store"]
 
 
 def test_a_damaged_id_of_the_store_is_refused(root: Path) -> None:
