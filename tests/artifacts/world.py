@@ -65,7 +65,7 @@ def run(backend: str, main: Callable[[], Awaitable[ResultT]]) -> ResultT:
     """Run `main` in an event loop of this kind; what hangs fails."""
 
     async def bounded() -> ResultT:
-        with anyio.fail_after(60):
+        with anyio.fail_after(300):
             return await main()
 
     return anyio.run(bounded, backend=backend)
