@@ -10,6 +10,7 @@ from collections.abc import Callable, Container
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
+from sbxd.fake.bridge import BridgeHandler, HandledBridge
 from sbxd.fake.engine import FAKE_SETTINGS, FakeEngine, OutputSink, Record, WallClock, utc_now
 from sbxd.fake.script import Script
 from sbxd.policy.containment import relative_bytes, resolve
@@ -53,14 +54,17 @@ class FakeExecutionEnvironment:
         wall_clock: WallClock = utc_now,
         on_output: OutputSink | None = None,
         on_cancelled: Callable[[ExecutionResult], None] | None = None,
+        bridge: BridgeHandler | None = None,
     ) -> None:
         """known_digests: None accepts every image. on_output: is awaited with each piece of
-        output. on_cancelled: is told the CANCELLED result of an `execute` that was cancelled."""
+        output. on_cancelled: is told the CANCELLED result of an `execute` that was cancelled.
+        bridge: answers frames; with it, `execute` is with the bridge where there is one."""
         self._engine = FakeEngine(
             script, settings=settings, known_digests=known_digests, wall_clock=wall_clock
         )
         self._on_output = on_output
         self._on_cancelled = on_cancelled
+        self._bridge = bridge
         self.calls: list[RecordedCall] = []
 
     async def provision(self, specification: EnvironmentSpec) -> EnvironmentHandle:
@@ -77,7 +81,12 @@ class FakeExecutionEnvironment:
         self._engine.attempt(record)
         finished = False
         try:
-            result = await self._engine.execute(record, command, on_output=self._on_output)
+            result = await self._engine.execute(
+                record,
+                command,
+                on_output=self._on_output,
+                bridge=None if self._bridge is None else HandledBridge(self._bridge),
+            )
             finished = True
         finally:
             cancelled = record.cancelled_result

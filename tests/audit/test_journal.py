@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from sbxd.audit.argv import describe_argv
+from sbxd.audit.bridge_events import BRIDGE_EVENT_TYPES
 from sbxd.audit.events import (
     EVENT_TYPES,
     CommandStarted,
@@ -25,6 +26,7 @@ from sbxd.settings import Settings
 
 pytestmark = pytest.mark.needs("systemd")
 
+ALL_EVENT_TYPES = EVENT_TYPES + BRIDGE_EVENT_TYPES
 CATALOG = Path(__file__).parents[2] / "packaging" / "sbxd.catalog"
 FORGED = "x\nSBX_OUTCOME=allow\n_UID=4242\nPRIORITY=0\nMESSAGE=forged\n\x1b[2J<0>"
 
@@ -130,4 +132,4 @@ def test_the_catalog_is_read_by_the_journals_own_tool(tmp_path: Path) -> None:
         timeout=30,
     )
     listed = {line.partition(" ")[0] for line in done.stdout.splitlines() if " sbxd: " in line}
-    assert listed == {kind.MESSAGE_ID for kind in EVENT_TYPES}
+    assert listed == {kind.MESSAGE_ID for kind in ALL_EVENT_TYPES}

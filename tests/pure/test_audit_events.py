@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from sbxd.audit import events
 from sbxd.audit.argv import describe_argv
 from sbxd.audit.encode import VALUE_BYTES_MAX, Field, encode, printable, serialize, summary
+from sbxd.audit.bridge_events import BRIDGE_EVENT_TYPES
 from sbxd.audit.events import EVENT_TYPES, AuditEvent, EnvironmentEvent, RequestEvent
 from sbxd.policy.timeouts import TimeoutBound
 from sbxd.policy.violations import ViolationCode
@@ -22,6 +23,7 @@ from sbxd.port.command import Evidence, KillReason, Usage
 from sbxd.port.errors import RejectedCode
 from sbxd.port.ids import EnvironmentId, RunId, TenantId
 
+ALL_EVENT_TYPES = EVENT_TYPES + BRIDGE_EVENT_TYPES
 CATALOG = Path(__file__).parents[2] / "packaging" / "sbxd.catalog"
 DOCUMENTATION = Path(__file__).parents[2] / "docs" / "audit.md"
 ENVIRONMENT: dict[str, Any] = {
@@ -90,17 +92,17 @@ def every_subclass(base: type[AuditEvent]) -> set[type[AuditEvent]]:
 
 
 def test_every_event_is_listed_and_has_an_id_of_its_own() -> None:
-    assert set(EVENT_TYPES) == every_subclass(AuditEvent) - {
+    assert set(ALL_EVENT_TYPES) == every_subclass(AuditEvent) - {
         AuditEvent,
         EnvironmentEvent,
         RequestEvent,
     }
-    ids = [kind.MESSAGE_ID for kind in EVENT_TYPES]
+    ids = [kind.MESSAGE_ID for kind in ALL_EVENT_TYPES]
     assert len(set(ids)) == len(ids)
     assert all(re.fullmatch(r"[0-9a-f]{12}4[0-9a-f]{3}[89ab][0-9a-f]{15}", each) for each in ids)
 
 
-@pytest.mark.parametrize("kind", EVENT_TYPES)
+@pytest.mark.parametrize("kind", ALL_EVENT_TYPES)
 def test_every_event_is_frozen_documented_and_past_tense(kind: type[AuditEvent]) -> None:
     assert kind.__struct_config__.frozen
     assert kind.__struct_config__.forbid_unknown_fields
@@ -108,14 +110,14 @@ def test_every_event_is_frozen_documented_and_past_tense(kind: type[AuditEvent])
     assert last_word.endswith("ed") or last_word in ("Lost",)
 
 
-@pytest.mark.parametrize("kind", EVENT_TYPES)
+@pytest.mark.parametrize("kind", ALL_EVENT_TYPES)
 def test_every_summary_names_fields_of_its_event(kind: type[AuditEvent]) -> None:
     names = {name for _, name, _, _ in Formatter().parse(kind.SUMMARY) if name is not None}
     assert kind.SUMMARY
     assert names <= set(kind.__struct_fields__)
 
 
-@pytest.mark.parametrize("kind", EVENT_TYPES)
+@pytest.mark.parametrize("kind", ALL_EVENT_TYPES)
 def test_no_event_has_a_field_for_output_values_or_arguments(kind: type[AuditEvent]) -> None:
     hints = get_type_hints(kind)
     for name in kind.__struct_fields__:
@@ -123,7 +125,7 @@ def test_no_event_has_a_field_for_output_values_or_arguments(kind: type[AuditEve
         assert name not in {"argv", "stdout", "stderr", "stdin", "environment", "token"}
 
 
-@pytest.mark.parametrize("kind", EVENT_TYPES)
+@pytest.mark.parametrize("kind", ALL_EVENT_TYPES)
 def test_every_event_has_a_catalog_entry_whose_fields_exist(kind: type[AuditEvent]) -> None:
     entries = dict(
         re.findall(r"^-- ([0-9a-f]{32})\n(.*?)(?=^-- |\Z)", CATALOG.read_text(), re.M | re.S)
@@ -137,10 +139,10 @@ def test_every_event_has_a_catalog_entry_whose_fields_exist(kind: type[AuditEven
 
 def test_the_catalog_has_no_entry_without_an_event() -> None:
     ids = re.findall(r"^-- ([0-9a-f]+)$", CATALOG.read_text(), re.M)
-    assert sorted(ids) == sorted(kind.MESSAGE_ID for kind in EVENT_TYPES)
+    assert sorted(ids) == sorted(kind.MESSAGE_ID for kind in ALL_EVENT_TYPES)
 
 
-@pytest.mark.parametrize("kind", EVENT_TYPES)
+@pytest.mark.parametrize("kind", ALL_EVENT_TYPES)
 def test_every_event_is_documented_with_its_priority(kind: type[AuditEvent]) -> None:
     (row,) = (
         line
