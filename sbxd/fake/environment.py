@@ -7,6 +7,7 @@ trio: runs in the caller's event loop, asyncio or trio.
 """
 
 from collections.abc import Callable, Container
+from copy import copy
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
@@ -54,18 +55,22 @@ class FakeExecutionEnvironment:
         wall_clock: WallClock = utc_now,
         on_output: OutputSink | None = None,
         on_cancelled: Callable[[ExecutionResult], None] | None = None,
-        bridge: BridgeHandler | None = None,
     ) -> None:
         """known_digests: None accepts every image. on_output: is awaited with each piece of
-        output. on_cancelled: is told the CANCELLED result of an `execute` that was cancelled.
-        bridge: answers frames; with it, `execute` is with the bridge where there is one."""
+        output. on_cancelled: is told the CANCELLED result of an `execute` that was cancelled."""
         self._engine = FakeEngine(
             script, settings=settings, known_digests=known_digests, wall_clock=wall_clock
         )
         self._on_output = on_output
         self._on_cancelled = on_cancelled
-        self._bridge = bridge
+        self._bridge: BridgeHandler | None = None
         self.calls: list[RecordedCall] = []
+
+    def with_bridge(self, handler: BridgeHandler) -> "FakeExecutionEnvironment":
+        """The same environments; what is executed through this view has the bridge."""
+        view = copy(self)
+        view._bridge = handler
+        return view
 
     async def provision(self, specification: EnvironmentSpec) -> EnvironmentHandle:
         """As the port."""

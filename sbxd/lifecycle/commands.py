@@ -5,7 +5,7 @@ and as finished (or as having no known end) whatever happens to its caller; an e
 which something was not proven is ended before the call comes back.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 import trio
@@ -60,7 +60,7 @@ class CommandRules:
     settings: Settings
     budgets: Budgets
     audit: AuditSink
-    bridge: BridgeCaps = BridgeCaps()
+    bridge: BridgeCaps = field(default_factory=BridgeCaps)
 
 
 async def execute(

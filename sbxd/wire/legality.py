@@ -133,8 +133,9 @@ _BRIDGE_OF_CLIENT: Final[frozenset[MessageType]] = frozenset(
 )
 # What moves a request's bridge (`sbxd.wire.bridge`).
 BRIDGE: Final[frozenset[MessageType]] = _BRIDGE_OF_CLIENT | _BRIDGE_STREAM
-_IN_REQUEST: Final[frozenset[MessageType]] = (
-    frozenset({m.Upload, m.Cancel, m.Credit}) | _BRIDGE_OF_CLIENT
+_NO_MESSAGES: Final[frozenset[MessageType]] = frozenset()
+_IN_REQUEST: Final[frozenset[MessageType]] = frozenset(
+    {m.Upload, m.Cancel, m.Credit, *_BRIDGE_OF_CLIENT}
 )
 
 
@@ -173,7 +174,7 @@ CONNECTION_TABLE: Final[dict[Sender, dict[ConnectionState, dict[MessageType, Con
 
 
 def _server_in(state: RequestState) -> dict[MessageType, RequestState]:
-    bridge = frozenset[MessageType]() if state is RequestState.UPLOADING else BRIDGE
+    bridge = _NO_MESSAGES if state is RequestState.UPLOADING else BRIDGE
     return {
         **dict.fromkeys((ALL_STREAM - BRIDGE) | {m.Credit}, state),
         **dict.fromkeys(bridge & (ALL_STREAM | {m.BridgeCredit}), state),
