@@ -40,8 +40,8 @@ AnyRequestType = TypeVar("AnyRequestType", bound=m.Request)
 class Call:
     """One request of a channel: its replies in order, and its credit.
 
-    Exactly one task uses a call, and one more its bridge. Whoever stops before the terminal reply hands the call to
-    `Channel.abandon`.
+    Exactly one task uses a call, and one more its bridge. Whoever stops before the terminal reply
+    hands the call to `Channel.abandon`.
     """
 
     def __init__(self, channel: "Channel", request_id: int) -> None:
