@@ -83,9 +83,13 @@ class Live:
         """Run a Python program in the environment."""
         return await self.run("python3", "-c", source, **options)  # type: ignore[arg-type]
 
-    def with_bridge(self, handler: BridgeHandler) -> "Live":
+    def with_bridge(
+        self, handler: BridgeHandler, *, approval_hold_seconds: float = 300.0
+    ) -> "Live":
         """The same environment; what runs through this has its bridge."""
-        hooks = replace(self.remote.hooks, bridge=handler)
+        hooks = replace(
+            self.remote.hooks, bridge=handler, approval_hold_seconds=approval_hold_seconds
+        )
         return Live(self.remote.with_hooks(hooks), self.handle)
 
     async def look(self, source: str) -> Any:
