@@ -318,7 +318,8 @@ class Execution:
             if self._failure is None:
                 with trio.move_on_after(self._delivery_seconds):
                     await drained.reached.wait()
-                    if self._companion is not None:
+                if self._companion is not None:
+                    with trio.move_on_after(self._budgets.drain_seconds):
                         await self._companion.wait_delivered()
             pumps.cancel_scope.cancel()
 

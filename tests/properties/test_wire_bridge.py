@@ -19,6 +19,7 @@ from tests.properties.test_wire_legality import (
     HANDLE,
     HELLO,
     WELCOME,
+    in_order,
     ledger_in,
     name_of,
     sampled,
@@ -26,8 +27,9 @@ from tests.properties.test_wire_legality import (
 )
 from tests.properties.wire_messages import CLIENT_MESSAGES, SERVER_MESSAGES
 
-KINDS = sorted(BRIDGE, key=name_of)
-SAMPLES = {kind: sampled(kind, request_id=1, size_bytes=65) for kind in [*KINDS, m.Cancel]}
+KINDS = in_order(BRIDGE)
+SAID: list[type[m.Message]] = [*KINDS, m.Cancel]
+SAMPLES = {kind: sampled(kind, request_id=1, size_bytes=65) for kind in SAID}
 PATHS: dict[BridgeState, list[tuple[Party, m.Message]]] = {
     BridgeState.ASKED: [],
     BridgeState.OPEN: [(Party.SERVER, m.BridgeOpened(request_id=1))],
@@ -140,9 +142,7 @@ def test_credit_returns_nothing_that_was_not_taken() -> None:
 
 @pytest.mark.parametrize("kind", KINDS, ids=name_of)
 @pytest.mark.parametrize("sender", Sender)
-def test_who_asked_for_no_bridge_gets_and_sends_none(
-    sender: Sender, kind: type[m.Message]
-) -> None:
+def test_who_asked_for_no_bridge_gets_and_sends_none(sender: Sender, kind: type[m.Message]) -> None:
     ledger = ledger_in(ConnectionState.READY)
     ledger.enter(Sender.CLIENT, execute(bridge=False))
     before = snapshot(ledger)

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from sbxd.audit import events
 from sbxd.audit.argv import describe_argv
-from sbxd.audit.encode import VALUE_BYTES_MAX, Field, encode, printable, serialize, summary
 from sbxd.audit.bridge_events import BRIDGE_EVENT_TYPES
+from sbxd.audit.encode import VALUE_BYTES_MAX, Field, encode, printable, serialize, summary
 from sbxd.audit.events import EVENT_TYPES, AuditEvent, EnvironmentEvent, RequestEvent
 from sbxd.policy.timeouts import TimeoutBound
 from sbxd.policy.violations import ViolationCode
