@@ -74,7 +74,7 @@ class ServedBridge:
                     self._call.end_bridge()
                     return
                 await self._changed.wait()
-            frame = self._frames.popleft()
+            frame, reply = self._frames.popleft(), b""
             with anyio.move_on_after(self._hold_seconds) as hold:
                 reply = await self._handler(frame)
             if hold.cancelled_caught:
