@@ -30,7 +30,7 @@ from sbxd.launcher.requests import (
     VolumeSize,
 )
 from sbxd.launcher.requests import Leaf as LeafRequest
-from sbxd.mechanism.bridge import SocketBridgeDoor
+from sbxd.mechanism.bridge import BridgeDoors, SocketBridgeDoor
 from sbxd.mechanism.init_client import InitClient
 from sbxd.mechanism.launcher_client import LauncherClient, LauncherRefused
 from sbxd.mechanism.leaf import Leaf
@@ -102,6 +102,7 @@ class NamespacesSandbox:
         profile: SlotProfile,
         prepared: Prepared,
         descriptors: list[int],
+        doors: BridgeDoors,
     ) -> None:
         if len(descriptors) != len(PREPARED_DESCRIPTORS) + len(LEAF_DESCRIPTORS):
             close_all(descriptors)
@@ -124,6 +125,7 @@ class NamespacesSandbox:
             if name != "bridge" and not name.endswith("_channel")
         ]
         self._bridge: int | SocketBridgeDoor = fds["bridge"]
+        self._doors = doors
         self._init_socket = _socket(fds["init_channel"])
         self._init = InitClient(self._init_socket, self._lose)
         self._steward_stream = trio.SocketStream(_socket(fds["steward_channel"]))
@@ -278,7 +280,7 @@ class NamespacesSandbox:
         """Listen on the bridge's socket. Once. Raises MechanismError."""
         if self._released or not isinstance(self._bridge, int):
             raise MechanismError("open the bridge", errno.EBADF)
-        self._bridge = door = SocketBridgeDoor(self._bridge, waiting_max=waiting_max)
+        self._bridge = door = self._doors.open(self._bridge, waiting_max=waiting_max)
         return door
 
     async def _next_leaf(self) -> Leaf:

@@ -3,13 +3,15 @@
 import errno
 import os
 import socket
+import struct
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 import trio
 import trio.testing
 
-from sbxd.mechanism.bridge import SocketBridgeDoor
+from sbxd.mechanism.bridge import BridgeDoors, SocketBridgeDoor
 from sbxd.mechanism.protocol import BridgeStreamBroken, MechanismError
 
 SECONDS = 30
@@ -104,3 +106,75 @@ async def test_what_cannot_be_listened_on_stays_the_callers() -> None:
             SocketBridgeDoor(descriptor, waiting_max=2)
         assert refused.value.errno == errno.EINVAL
         os.close(descriptor)  # an error if the door had closed it
+
+
+LINGER_SECONDS = 6
+
+
+def lingering_pair() -> tuple[socket.socket, socket.socket]:
+    """A TCP socket whose close takes LINGER_SECONDS, and the other end that holds it up."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        first = socket.create_connection(server.getsockname())
+        second, _ = server.accept()
+    first.setblocking(False)
+    with suppress(BlockingIOError):
+        while True:
+            first.send(b"x" * 65536)
+    linger = struct.pack("ii", 1, LINGER_SECONDS)
+    first.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+    first.setblocking(True)
+    return first, second
+
+
+def send_lingering(path: Path) -> socket.socket:
+    """A connection whose first byte brings descriptors whose close takes long."""
+    end = socket.socket(socket.AF_UNIX)
+    end.connect(str(path))
+    first, second = lingering_pair()
+    socket.send_fds(end, [b"x"], [first.fileno(), second.fileno()])
+    os.close(first.detach())
+    os.close(second.detach())
+    return end
+
+
+async def test_descriptors_that_take_long_to_close_hold_up_their_own_door_alone(
+    tmp_path: Path,
+) -> None:
+    """Received in the event loop, they would stop the whole daemon for as long as they like."""
+    doors = BridgeDoors(stuck_max=1)
+    door = doors.open(bound(tmp_path / "bridge"), waiting_max=4)
+    with trio.fail_after(SECONDS):
+        with send_lingering(tmp_path / "bridge"), send_lingering(tmp_path / "bridge"):
+            started = trio.current_time()
+            received = await door.accept()
+            with trio.move_on_after(0.2) as waited:
+                await received.receive()
+            assert waited.cancelled_caught, "the control: the kernel is held up by it"
+            received.close()
+            door.close()  # with the second connection never accepted
+            for _ in range(100):
+                await trio.lowlevel.checkpoint()
+            assert trio.current_time() - started < LINGER_SECONDS / 2
+        assert not door.is_done, "its thread waits still"
+        other = bound(tmp_path / "other")
+        with pytest.raises(MechanismError) as busy:
+            doors.open(other, waiting_max=4)
+        assert busy.value.errno == errno.EBUSY
+        os.close(other)
+
+
+async def test_doors_that_are_closed_and_done_count_no_more(tmp_path: Path) -> None:
+    doors = BridgeDoors(stuck_max=1)
+    for number in range(5):
+        place = tmp_path / str(number)
+        door = doors.open(bound(place), waiting_max=4)
+        with trio.fail_after(SECONDS):
+            end = await program(place)
+            stream = await door.accept()
+            await end.send_all(b"x")
+            assert await stream.receive() == b"x"
+            stream.close()
+            door.close()
+            await door.wait_closed()
+            await end.aclose()
+        assert door.is_done

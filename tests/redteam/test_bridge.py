@@ -355,6 +355,39 @@ async def test_a_flood_of_connections_ends_with_nobody_listening_and_a_command_t
     assert int(closed["SBX_REFUSED"]) >= outcomes["REFUSED WRONG_TOKEN"]
 
 
+async def test_descriptors_that_take_long_to_close_hold_nobody_else_up() -> None:
+    """The kernel closes what came along in whoever receives it, and a lingering TCP socket takes
+    its time; on a kernel that can, the sender is refused at once."""
+    async with live(bridge=fresh_bridge()) as sandbox, live(tenant="tenant-2") as other:
+        result = await sandbox.with_bridge(upper).python(
+            PROGRAM + "def lingering():\n"
+            "    server = socket.create_server(('127.0.0.1', 0))\n"
+            "    first = socket.create_connection(server.getsockname())\n"
+            "    second, _ = server.accept()\n"
+            "    first.setblocking(False)\n"
+            "    try:\n"
+            "        while True: first.send(b'x' * 65536)\n"
+            "    except BlockingIOError:\n"
+            "        pass\n"
+            "    first.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack('ii', 1, 40))\n"
+            "    return first.detach(), second.detach()\n"
+            "outcomes = []\n"
+            "for _ in range(6):\n"
+            "    end, pair = connected(), lingering()\n"
+            "    outcomes.append(attempt(socket.send_fds, end, [b'xxxx'], pair))\n"
+            "    for descriptor in pair: os.close(descriptor)\n"
+            "    end.close()\n"
+            "answer(outcomes)",
+            timeout_seconds=20,
+        )
+        outcomes = set(json.loads(result.stdout))
+        assert outcomes in ({0}, {errno.EPERM}), result
+        with trio.fail_after(20):
+            assert (await other.run("echo", "works")).stdout == b"works\n"
+    async with live(bridge=fresh_bridge()) as after:
+        assert await look(after, "answer(present(TOKEN)[1])") == "ACCEPTED"
+
+
 def daemon_memory_kib() -> int:
     """The daemon's resident memory."""
     pid = subprocess.run(
