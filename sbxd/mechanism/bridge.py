@@ -68,7 +68,8 @@ class _Closer:
     def _start(self) -> None:
         if self._waiting and not self.is_busy:
             self.is_busy = True
-            self.idle = trio.Event()
+            if self.idle.is_set():
+                self.idle = trio.Event()
             trio.lowlevel.start_thread_soon(self._close_all, self._in_thread_done)
 
     def _close_all(self) -> None:
