@@ -371,14 +371,20 @@ async def test_descriptors_that_take_long_to_close_hold_nobody_else_up() -> None
             "        pass\n"
             "    first.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack('ii', 1, 40))\n"
             "    return first.detach(), second.detach()\n"
-            "outcomes = []\n"
-            "for _ in range(6):\n"
+            # Four that say nothing keep the daemon from receiving, so that what is sent with the
+            # others is closed here first, and for the last time there.
+            "silent, held, outcomes = [connected() for _ in range(4)], [], []\n"
+            "for _ in range(3):\n"
             "    end, pair = connected(), lingering()\n"
             "    outcomes.append(attempt(socket.send_fds, end, [b'xxxx'], pair))\n"
-            "    for descriptor in pair: os.close(descriptor)\n"
-            "    end.close()\n"
-            "answer(outcomes)",
-            timeout_seconds=20,
+            "    held.append(end if outcomes[-1] == 0 else (end, pair))\n"
+            "    if outcomes[-1] == 0:\n"
+            "        for descriptor in pair: os.close(descriptor)\n"
+            "answer(outcomes)\n"
+            "sys.stdout.flush()\n"
+            "for end in silent: receive(end)\n"
+            "os._exit(0)",
+            timeout_seconds=60,
         )
         outcomes = set(json.loads(result.stdout))
         assert outcomes in ({0}, {errno.EPERM}), result
