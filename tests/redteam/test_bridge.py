@@ -19,65 +19,12 @@ from sbxd.port.environment import BRIDGE_SOCKET_PATH, BridgeEndpoint
 from sbxd.port.errors import BudgetExhausted, ExecutionRejected, RejectedCode
 from sbxd.port.limits import GIB, MIB, EnvironmentBudgets
 from sbxd.wire.messages import BRIDGE_FRAME_BYTES_MAX
-from tests.redteam.live import LIMITS, Live, default_image, fresh_bridge, live, specification
+from tests.redteam.bridging import PROGRAM, look, upper
+from tests.redteam.live import LIMITS, default_image, fresh_bridge, live, specification
 
 pytestmark = [pytest.mark.needs("daemon"), pytest.mark.also("uml")]
 
 REFERENCE_CLIENT = Path(__file__).parents[2] / "examples" / "bridge_client.py"
-# Of the socket as a program sees it: what connect says, and what the daemon answers to a token.
-PROGRAM = f"""
-import errno, json, os, socket, struct, sys
-
-def answer(value):
-    print(json.dumps(value))
-
-def connected(path={BRIDGE_SOCKET_PATH!r}):
-    end = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    end.settimeout(60)
-    end.connect(path)
-    return end
-
-def attempt(call, *arguments):
-    try:
-        call(*arguments)
-    except OSError as problem:
-        return problem.errno
-    return 0
-
-def send(end, data):
-    end.sendall(struct.pack(">I", len(data)) + data)
-
-def exactly(end, size):
-    data = b""
-    while len(data) < size:
-        piece = end.recv(size - len(data))
-        if not piece:
-            return None
-        data += piece
-    return data
-
-def receive(end):
-    header = exactly(end, 4)
-    return None if header is None else exactly(end, struct.unpack(">I", header)[0])
-
-def present(token):
-    end = connected()
-    send(end, token)
-    return end, (receive(end) or b"").decode()
-
-TOKEN = os.environ.get("SBX_BRIDGE_TOKEN", "").encode()
-"""
-
-
-async def upper(frame: bytes) -> bytes:
-    return frame.upper()
-
-
-async def look(sandbox: Live, source: str, **options: int) -> Any:
-    """What a program that calls `answer` once, with the bridge at hand, answered."""
-    result = await sandbox.with_bridge(upper).python(PROGRAM + source, **options)
-    assert result.exit_code == 0, result
-    return json.loads(result.stdout)
 
 
 def events(environment_id: str, kind: str) -> list[dict[str, Any]]:
