@@ -110,7 +110,10 @@ answer({
     controls=dict.fromkeys(_OPEN, "ok"),
 )
 
-_NODES = "fd:l full:c1.7 null:c1.3 random:c1.8 sbx-bridge:s shm:d stderr:l stdin:l stdout:l urandom:c1.9 zero:c1.5"
+_NODES = (
+    "fd:l full:c1.7 null:c1.3 random:c1.8 sbx-bridge:s shm:d stderr:l stdin:l stdout:l "
+    "urandom:c1.9 zero:c1.5"
+)
 _NO_DEVICES = (
     "kmsg", "mem", "kvm", "net/tun", "fuse", "vhost-net", "userfaultfd", "loop0", "loop-control",
     "tty", "console", "ptmx", "pts/0", "sda", "vda", "ubda", "input/event0", "dri/card0",
