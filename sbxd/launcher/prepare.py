@@ -122,6 +122,7 @@ def _build(request: Prepare, filters: Filters, steps: Steps, held: ExitStack) ->
         launched = construct.launch(plan, mounts.write_maps)
         held.callback(os.close, launched.init_pidfd)
         held.callback(os.close, launched.steward_pidfd)
+        held.callback(os.close, launched.bridge_fd)
         init_theirs.close()
         steward_theirs.close()
     with steps.step("ready"):
@@ -157,6 +158,7 @@ def _build(request: Prepare, filters: Filters, steps: Steps, held: ExitStack) ->
             box_events,
             box_memory,
             os.dup(workspace.mount_fd),
+            os.dup(launched.bridge_fd),
             *(os.dup(descriptor) for descriptor in leaf),
         ]
     reply = Prepared(

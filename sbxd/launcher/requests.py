@@ -72,6 +72,7 @@ PREPARED_DESCRIPTORS = (
     "box_events",  # cgroup.events: populated
     "box_memory_current",  # empty file (/dev/null) where the controller is missing
     "volume",  # O_PATH, the root of the workspace's mount: for fstat and fstatvfs
+    "bridge",  # SOCK_STREAM, bound in the environment's /dev; nobody listens yet
 )
 LEAF_DESCRIPTORS = (
     "leaf_directory",  # O_DIRECTORY of exec-<n>, for CLONE_INTO_CGROUP by init

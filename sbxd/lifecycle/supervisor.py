@@ -39,6 +39,7 @@ from sbxd.lifecycle.journal import Journal, JournalState, JournalUnwritable, Ten
 from sbxd.lifecycle.machine import Event, State, transition
 from sbxd.lifecycle.verdict import End, Lost
 from sbxd.mechanism.protocol import (
+    BridgeDoor,
     ConfinementMismatch,
     Mechanism,
     MechanismError,
@@ -106,6 +107,8 @@ class Supervisor:
         self.running_argv: tuple[bytes, ...] | None = None
         self.commands_run = 0
         self.executing_seconds = 0.0
+        self.bridge_door: BridgeDoor | None = None
+        self.turn_is_over = False  # of the bridge
         self.usage = Usage()
         self.end_reason: DestroyReason | None = None
         self.preparation_failure: MechanismError | None = None
@@ -203,6 +206,18 @@ class Supervisor:
         if result is not None:
             self.executing_seconds += result.duration_ms / 1000
             self.usage = result.usage
+
+    def open_bridge(self, *, waiting_max: int) -> BridgeDoor:
+        """The door that the turn's programs connect to. Raises MechanismError."""
+        if self.bridge_door is None:
+            self.bridge_door = self.sandbox.open_bridge(waiting_max=waiting_max)
+        return self.bridge_door
+
+    def end_turn(self) -> None:
+        """The bridge's turn is over: nobody listens any more. Never blocks."""
+        self.turn_is_over = True
+        if self.bridge_door is not None:
+            self.bridge_door.close()
 
     async def run(self) -> None:
         """Prepare, watch, end. Returns when the environment is over.

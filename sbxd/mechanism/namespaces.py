@@ -30,6 +30,7 @@ from sbxd.launcher.requests import (
 from sbxd.launcher.requests import Inventory as InventoryRequest
 from sbxd.launcher.requests import Probe as ProbeRequest
 from sbxd.mechanism import launcher_client
+from sbxd.mechanism.bridge import BridgeDoors
 from sbxd.mechanism.launcher_client import LauncherClient
 from sbxd.mechanism.namespaces_sandbox import (
     NamespacesSandbox,
@@ -64,6 +65,7 @@ class NamespacesMechanism:
         self._seccomp_profile = profile
         self._io = io
         self._nursery = nursery
+        self._doors = BridgeDoors()
         self._sandboxes: WeakSet[NamespacesSandbox] = WeakSet()
 
     async def prepare(
@@ -88,7 +90,7 @@ class NamespacesMechanism:
             ) as answer:
                 reply = _expect(answer.reply, Prepared)
                 sandbox = NamespacesSandbox(
-                    self._client, self._nursery, profile, reply, answer.take()
+                    self._client, self._nursery, profile, reply, answer.take(), self._doors
                 )
             self._sandboxes.add(sandbox)
             self._client.watch(environment_id, sandbox)

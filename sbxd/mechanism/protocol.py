@@ -157,6 +157,43 @@ class RunningCommand(Protocol):
         ...
 
 
+class BridgeStreamBroken(Exception):
+    """The program at the other end of a connection is gone, or reads no more."""
+
+
+class BridgeStream(Protocol):
+    """One connection that a program in the environment made to its bridge. Each direction is one
+    task's at a time."""
+
+    async def receive(self) -> bytes:
+        """Next bytes (at most 64 KiB); b"" once the program has ended its direction, or itself."""
+        ...
+
+    async def send(self, data: bytes) -> None:
+        """Until all is in the program's socket. Raises BridgeStreamBroken."""
+        ...
+
+    def end(self) -> None:
+        """The program reads the end of the stream after what was sent. Never blocks or raises."""
+        ...
+
+    def close(self) -> None:
+        """End both directions. Non-blocking, idempotent."""
+        ...
+
+
+class BridgeDoor(Protocol):
+    """Where programs of one environment, and of no other, connect to its bridge."""
+
+    async def accept(self) -> BridgeStream:
+        """The next connection. Raises MechanismError when the door is closed or fails."""
+        ...
+
+    def close(self) -> None:
+        """From now on, and for good, a connect is refused. Non-blocking, idempotent."""
+        ...
+
+
 class Sandbox(Protocol):
     """One slot, prepared or handed out. Owned by exactly one environment; used once."""
 
@@ -179,6 +216,12 @@ class Sandbox(Protocol):
     async def start(self, command: CommandSpec) -> RunningCommand:
         """Start one command (in a leaf of its own). Raises CommandNotStarted, SandboxLost,
         WorkspaceChanged, MechanismError. Takes the workspace snapshot first."""
+        ...
+
+    def open_bridge(self, *, waiting_max: int) -> BridgeDoor:
+        """Let programs connect to the bridge's socket; until then the kernel refuses them. Once
+        for a sandbox. waiting_max: connections that wait to be accepted. Never blocks. Raises
+        MechanismError."""
         ...
 
     def volume(self) -> VolumeReading | None:

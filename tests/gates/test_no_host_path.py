@@ -108,6 +108,7 @@ LITERAL_EXCEPTIONS = {
     ("sbxd.jail.workload", "/proc/self/oom_score_adj"): INSIDE + "the child's own /proc",
     ("sbxd.policy.child_environment", "/usr/local/sbin:"): INSIDE + "the image's PATH",
     ("sbxd.policy.child_environment", "/tmp"): INSIDE + "TMPDIR",
+    ("sbxd.port.environment", "/dev/sbx-bridge"): INSIDE + "the bridge's socket",
     ("sbxd.probes.files", ""): INSIDE + "what the probes try there",
     ("sbxd.probes.hardening", ""): INSIDE + "what the probes try there",
     ("sbxd.probes.kernel_surface", ""): INSIDE + "what the probes try there",

@@ -15,7 +15,7 @@ from sbxd.audit.events import AuditEvent
 from sbxd.audit.sink import AuditUnavailable, MemorySink
 from sbxd.lifecycle.budgets import Budgets
 from sbxd.lifecycle.commands import CommandRules
-from sbxd.lifecycle.environments import OutputSink, Peer, PeerRole
+from sbxd.lifecycle.environments import BridgeWorker, OutputSink, Peer, PeerRole
 from sbxd.lifecycle.journal import Durability, Journal, JournalStore, JournalUnwritable
 from sbxd.lifecycle.local import LocalEnvironments
 from sbxd.lifecycle.provision import Provisioner
@@ -24,7 +24,7 @@ from sbxd.lifecycle.registry import Clock, Registry, back_stop_seconds
 from sbxd.lifecycle.supervisor import Parts
 from sbxd.port.command import ExecutionCommand, ExecutionResult
 from sbxd.port.egress import DENY_ALL
-from sbxd.port.environment import EnvironmentHandle, EnvironmentSpec
+from sbxd.port.environment import BridgeEndpoint, EnvironmentHandle, EnvironmentSpec
 from sbxd.port.ids import EnvironmentId, RunId, TenantId
 from sbxd.port.limits import MIB, ResourceLimits
 from sbxd.settings import (
@@ -73,7 +73,12 @@ WITH_RESERVE = msgspec.structs.replace(DEFAULT, reserve=ReserveSettings(slots=2)
 
 
 def spec(
-    *, tenant: str = "tenant", run: str = "run", epoch: int = 1, limits: ResourceLimits = LIMITS
+    *,
+    tenant: str = "tenant",
+    run: str = "run",
+    epoch: int = 1,
+    limits: ResourceLimits = LIMITS,
+    bridge: BridgeEndpoint | None = None,
 ) -> EnvironmentSpec:
     return EnvironmentSpec(
         tenant_id=TenantId(tenant),
@@ -83,7 +88,7 @@ def spec(
         limits=limits,
         egress=DENY_ALL,
         environment={},
-        bridge=None,
+        bridge=bridge,
     )
 
 
@@ -160,6 +165,7 @@ class World:
         ask: ExecutionCommand | None = None,
         cancelled: trio.Event | None = None,
         on_output: OutputSink | None = None,
+        bridge: BridgeWorker | None = None,
         peer: Peer = WORKER,
     ) -> ExecutionResult:
         """Execute one command that behaves so."""
@@ -171,6 +177,7 @@ class World:
             ask if ask is not None else command(),
             cancelled=cancelled if cancelled is not None else trio.Event(),
             on_output=on_output,
+            bridge=bridge,
         )
 
     def consistent_and_empty(self) -> bool:
