@@ -38,6 +38,9 @@ PROTOCOL_VERSION = 1
 FRAME_BYTES_MAX = 1024 * 1024
 CHUNK_BYTES_MAX = 256 * 1024
 INITIAL_CREDIT_BYTES = 1024 * 1024
+BRIDGE_FRAME_BYTES_MAX = 256 * 1024
+BRIDGE_CREDIT_BYTES = 1024 * 1024
+BRIDGE_FRAME_COST_BYTES = 64  # of credit, beside its length
 REQUESTS_IN_FLIGHT_MAX = 64
 WORKSPACE_FILE_BYTES_MAX = 2**40
 PATH_BYTES_MAX = 4096
@@ -45,6 +48,7 @@ PATH_BYTES_MAX = 4096
 RequestIdField = Annotated[int, Meta(ge=1, le=2**53)]
 PathField = Annotated[bytes, Meta(max_length=PATH_BYTES_MAX)]
 ChunkField = Annotated[bytes, Meta(max_length=CHUNK_BYTES_MAX)]
+BridgeDataField = Annotated[bytes, Meta(max_length=BRIDGE_FRAME_BYTES_MAX)]
 
 
 class Message(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -118,9 +122,13 @@ class WireCommand(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
 
 
 class Execute(Request, frozen=True, tag="execute", kw_only=True):
+    """bridge: this client serves the environment's bridge while the command runs. Without it the
+    command gets neither the socket's path nor the token, and nobody listens."""
+
     handle: EnvironmentHandle
     command: WireCommand
     stdin_bytes: Annotated[int, Meta(ge=0, le=STDIN_BYTES_MAX)] = 0
+    bridge: bool = False
 
 
 class Destroy(Request, frozen=True, tag="destroy", kw_only=True):
@@ -218,6 +226,26 @@ class Credit(Message, frozen=True, tag="credit", kw_only=True):
     size_bytes: Annotated[int, Meta(ge=1, le=INITIAL_CREDIT_BYTES)]
 
 
+class BridgeFrame(Message, frozen=True, tag="bridge_frame", kw_only=True):
+    """One frame over the bridge, opaque to the daemon. Sent in both directions."""
+
+    request_id: RequestIdField
+    data: BridgeDataField
+
+
+class BridgeCredit(Message, frozen=True, tag="bridge_credit", kw_only=True):
+    """The receiver of frames has taken so much of what they cost. Sent in both directions."""
+
+    request_id: RequestIdField
+    size_bytes: Annotated[int, Meta(ge=1, le=BRIDGE_CREDIT_BYTES)]
+
+
+class BridgeClose(Message, frozen=True, tag="bridge_close", kw_only=True):
+    """The client sends no more frames: the program reads the end of the stream."""
+
+    request_id: RequestIdField
+
+
 class Ping(Message, frozen=True, tag="ping", kw_only=True):
     token: int
 
@@ -245,6 +273,29 @@ class Content(Message, frozen=True, tag="content", kw_only=True):
 
     request_id: RequestIdField
     data: ChunkField
+
+
+class BridgeOpened(Message, frozen=True, tag="bridge_opened", kw_only=True):
+    """A program of the command has presented the token. At most once in a request."""
+
+    request_id: RequestIdField
+
+
+class BridgeEnd(StrEnum):
+    """ENDED: by the program. FRAME_ILLEGAL: an empty, too long or cut one. TURN_BYTES: more, in
+    either direction, than a turn may carry. BUDGET: more than the environment may return."""
+
+    ENDED = "ENDED"
+    FRAME_ILLEGAL = "FRAME_ILLEGAL"
+    TURN_BYTES = "TURN_BYTES"
+    BUDGET = "BUDGET"
+
+
+class BridgeClosed(Message, frozen=True, tag="bridge_closed", kw_only=True):
+    """The program sends no more frames. After ENDED it may still read the client's."""
+
+    request_id: RequestIdField
+    reason: BridgeEnd
 
 
 class WireChange(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -424,7 +475,8 @@ AdminRequest = (
     AdminDescribe | AdminList | AdminInspect | ImageImport | ImageList | ImageRemove | Reconcile
 )
 AnyRequest = WorkerRequest | AdminRequest
-ClientMessage = Hello | AnyRequest | Upload | Cancel | Credit | Ping | Pong
+BridgeMessage = BridgeFrame | BridgeCredit | BridgeClose
+ClientMessage = Hello | AnyRequest | Upload | Cancel | Credit | BridgeMessage | Ping | Pong
 TerminalReply = (
     Provisioned
     | Executed
@@ -444,5 +496,17 @@ TerminalReply = (
     | Reconciled
 )
 ServerMessage = (
-    Welcome | Goodbye | Output | Content | Entries | Credit | Ping | Pong | TerminalReply
+    Welcome
+    | Goodbye
+    | Output
+    | Content
+    | Entries
+    | Credit
+    | BridgeOpened
+    | BridgeFrame
+    | BridgeCredit
+    | BridgeClosed
+    | Ping
+    | Pong
+    | TerminalReply
 )
