@@ -46,7 +46,7 @@ from sbxd.mechanism.protocol import MechanismError
 from sbxd.port.egress import EgressMode
 from sbxd.port.ids import EnvironmentId, RunId, TenantId
 from sbxd.settings import EgressSettings
-from sbxd.wire.messages import PostureItem
+from sbxd.wire.descriptions import PostureItem
 
 # Between two attempts to record what the audit did not take.
 RETRY_SECONDS = 1.0

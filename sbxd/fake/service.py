@@ -26,7 +26,8 @@ from sbxd.port.environment import EnvironmentHandle, EnvironmentSpec
 from sbxd.port.errors import PortError, WorkspaceCode, WorkspaceError
 from sbxd.port.ids import EnvironmentId
 from sbxd.port.workspace import WorkspaceProvenance
-from sbxd.wire.messages import CHUNK_BYTES_MAX, EnvironmentInfo
+from sbxd.wire.descriptions import EnvironmentInfo
+from sbxd.wire.messages import CHUNK_BYTES_MAX
 
 
 class FakeEnvironments:

@@ -19,7 +19,8 @@ from sbxd.port.command import ExecutionCommand, ExecutionResult, FileChange
 from sbxd.port.environment import EnvironmentHandle, EnvironmentSpec
 from sbxd.port.ids import EnvironmentId
 from sbxd.port.workspace import WorkspaceProvenance
-from sbxd.wire.messages import BridgeEnd, EnvironmentInfo, OutputStream, PostureItem
+from sbxd.wire.descriptions import EnvironmentInfo, PostureItem
+from sbxd.wire.messages import BridgeEnd, OutputStream
 
 
 class PeerRole(StrEnum):

@@ -32,7 +32,7 @@ from sbxd.port.command import ExecutionCommand, ExecutionResult, FileChange
 from sbxd.port.environment import EnvironmentHandle, EnvironmentSpec
 from sbxd.port.ids import EnvironmentId
 from sbxd.port.workspace import WorkspaceProvenance
-from sbxd.wire.messages import EnvironmentInfo
+from sbxd.wire.descriptions import EnvironmentInfo
 
 
 class LocalEnvironments:

@@ -47,7 +47,7 @@ from sbxd.mechanism.protocol import (
 )
 from sbxd.port.ids import EnvironmentId
 from sbxd.port.limits import IoCeilings
-from sbxd.wire.messages import PostureItem
+from sbxd.wire.descriptions import PostureItem
 
 # How long a cancelled or failed preparation may take to remove what it had begun.
 UNDO_SECONDS = 40.0

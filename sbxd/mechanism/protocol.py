@@ -15,7 +15,7 @@ from sbxd.port.ids import EnvironmentId
 from sbxd.port.limits import ResourceLimits
 from sbxd.port.network import NetworkShape
 from sbxd.port.workspace import WorkspaceProvenance
-from sbxd.wire.messages import PostureItem
+from sbxd.wire.descriptions import PostureItem
 
 
 class MechanismError(Exception):

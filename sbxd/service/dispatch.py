@@ -38,6 +38,7 @@ from sbxd.port.ids import EnvironmentId, RunId, TenantId
 from sbxd.service.exchange import Exchange, TooManyEntries
 from sbxd.settings import Settings
 from sbxd.wire import messages as m
+from sbxd.wire.descriptions import EnvironmentInfo, ImageInfo, PostureItem
 
 STDIN_BYTES_TOTAL = 256 * 1024 * 1024
 LIST_PAGE_BYTES = 512 * 1024
@@ -54,9 +55,9 @@ class Images(Protocol):
         chunks: AsyncIterator[bytes],
         expected_digest: str | None,
         label: str,
-    ) -> m.ImageInfo: ...
+    ) -> ImageInfo: ...
 
-    async def list(self) -> tuple[m.ImageInfo, ...]: ...
+    async def list(self) -> tuple[ImageInfo, ...]: ...
 
     async def remove(self, digest: str) -> None: ...
 
@@ -296,7 +297,7 @@ class Dispatch:
         posture = description.posture
         if description.quarantined:
             posture += (
-                m.PostureItem(
+                PostureItem(
                     name="quarantine",
                     state="degraded",
                     detail=f"not proven stopped: {', '.join(description.quarantined)}",
@@ -392,10 +393,10 @@ def _verb(request: m.AnyRequest) -> str:
 
 
 def _page(
-    infos: Sequence[m.EnvironmentInfo], *, skip: int
-) -> tuple[tuple[m.EnvironmentInfo, ...], bool]:
+    infos: Sequence[EnvironmentInfo], *, skip: int
+) -> tuple[tuple[EnvironmentInfo, ...], bool]:
     """As many infos from `skip` on as a frame holds, and whether there are more."""
-    page: list[m.EnvironmentInfo] = []
+    page: list[EnvironmentInfo] = []
     size = 0
     for info in infos[skip:]:
         entry = _shortened(info)
@@ -406,7 +407,7 @@ def _page(
     return tuple(page), skip + len(page) < len(infos)
 
 
-def _shortened(info: m.EnvironmentInfo) -> m.EnvironmentInfo:
+def _shortened(info: EnvironmentInfo) -> EnvironmentInfo:
     """With a running argv that is for reading, not for running again."""
     if info.running_argv is None:
         return info

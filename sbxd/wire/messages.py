@@ -12,7 +12,6 @@ end with exactly one terminal message for the request.
 File names and arguments are bytes on the wire: they need not be UTF-8.
 """
 
-from datetime import datetime
 from enum import StrEnum
 from typing import Annotated
 
@@ -33,6 +32,7 @@ from sbxd.port.errors import EscapeCode, RejectedCode, UnavailableCode, Workspac
 from sbxd.port.ids import EnvironmentIdField
 from sbxd.port.limits import ResourceLimits
 from sbxd.port.workspace import WorkspaceProvenance
+from sbxd.wire.descriptions import EnvironmentInfo, ImageInfo, PostureItem
 
 PROTOCOL_VERSION = 1
 FRAME_BYTES_MAX = 1024 * 1024
@@ -387,38 +387,6 @@ class Cancelled(Message, frozen=True, tag="cancelled", kw_only=True):
     whose command was started)."""
 
     request_id: RequestIdField
-
-
-class EnvironmentInfo(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """One live environment as an operator sees it."""
-
-    handle: EnvironmentHandle
-    state: str
-    image_digest: str
-    limits: ResourceLimits
-    owner_uid: int
-    commands_run: int
-    running_argv: tuple[bytes, ...] | None
-    usage: Usage
-    scope: str
-
-
-class ImageInfo(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    digest: str
-    label: str
-    aliases: tuple[str, ...]
-    size_bytes: int
-    imported_at: datetime
-    in_use: int
-
-
-class PostureItem(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """One thing that this host can or cannot enforce, and the exact fix when it cannot."""
-
-    name: str
-    state: Annotated[str, Meta(pattern=r"^(ok|degraded|missing|not_checked)\Z")]
-    detail: str
-    fix: str = ""
 
 
 class Described(Message, frozen=True, tag="described", kw_only=True):

@@ -29,7 +29,7 @@ from sbxd.port.ids import EnvironmentId
 from sbxd.port.limits import ResourceLimits
 from sbxd.port.network import NetworkShape
 from sbxd.port.workspace import WorkspaceProvenance
-from sbxd.wire.messages import PostureItem
+from sbxd.wire.descriptions import PostureItem
 from tests.lifecycle.bridge_double import DoubleDoor
 
 ROOMY = VolumeReading(
