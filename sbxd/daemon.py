@@ -52,6 +52,7 @@ from sbxd.lifecycle.journal import (
     JournalUnwritable,
     OneThread,
 )
+from sbxd.lifecycle.leases import LeaseReaper
 from sbxd.lifecycle.local import LocalEnvironments
 from sbxd.lifecycle.provision import Provisioner
 from sbxd.lifecycle.reconcile import Reconciler
@@ -62,6 +63,7 @@ from sbxd.notify import Notifier
 from sbxd.port.ids import EnvironmentId
 from sbxd.service.dispatch import Dispatch
 from sbxd.service.images import ImageStore, Unpacker, Users
+from sbxd.service.lease_query import lease_authorities
 from sbxd.service.listener import Service
 from sbxd.service.session import SessionContext
 from sbxd.settings import SandboxMechanism, Settings
@@ -223,12 +225,20 @@ async def _assemble(
         registry = Registry(parts, settings, clock, lambda: images.known())
         images = _image_store(settings, mechanism, _RegistryUsers(registry))
         await _open_images(settings, images, audit, log)
+        lease_reaper = LeaseReaper(
+            authorities=lease_authorities(settings),
+            handed_out=registry.handed_out,
+            end=registry.end_stale,
+            audit=audit,
+            interval_seconds=settings.leases.interval_seconds,
+        )
         environments = LocalEnvironments(
             registry,
             Provisioner(registry, parts, settings, clock),
             CommandRules(settings=settings, budgets=budgets, audit=audit),
             mechanism,
             reconciler,
+            lease_reaper,
             images.known,
         )
 

@@ -94,9 +94,7 @@ class Provisioner:
             ) from None
         except JournalUnwritable:
             slot.request_end(DestroyReason.PROVISION_FAILED)
-            raise ExecutionUnavailable(
-                UnavailableCode.SETUP_FAILED, "the creation journal takes no record"
-            ) from None
+            raise errors.journal_unwritable() from None
         except MechanismError as problem:
             slot.request_end(DestroyReason.PROVISION_FAILED)
             raise errors.setup_failed(problem) from None
@@ -227,6 +225,8 @@ def _refuse_if_ending(slot: Supervisor) -> None:
             return
         case DestroyReason.SUPERSEDED:
             raise StaleLease("lease_epoch: a higher epoch of this run was provisioned meanwhile")
+        case DestroyReason.STALE_LEASE:
+            raise StaleLease("lease_epoch: the lease was found stale while it was provisioned")
         case DestroyReason.SERVICE_SHUTDOWN:
             raise errors.shutting_down()
         case _:

@@ -55,7 +55,7 @@ class Clock:
 @dataclass(frozen=True)
 class _Ended:
     """An environment that is over for a reason that its handle is told: the budget that it
-    overran, or None for a higher epoch."""
+    overran, or None for its lease (a higher epoch, or the authority's word)."""
 
     tenancy: Tenancy
     budget: Budget | None
@@ -184,7 +184,9 @@ class Registry:
             raise errors.gone()
         if ended.budget is not None:
             raise overrun(ended.budget)
-        raise StaleLease("lease_epoch: a higher epoch of this run has ended this environment")
+        raise StaleLease(
+            "lease_epoch: the lease of this environment is not held any more, and it has ended"
+        )
 
     def find_any(self, peer: Peer, handle: EnvironmentHandle) -> Supervisor | None:
         """As `find`, for an environment in whatever state; None when there is none for this
@@ -277,6 +279,17 @@ class Registry:
     def remember_superseded(self, supervisor: Supervisor) -> None:
         """Its handle is to be told StaleLease from now on."""
         self._remember(supervisor, None)
+
+    def end_stale(self, supervisor: Supervisor) -> None:
+        """End an environment whose lease is not held; its handle is told StaleLease."""
+        self._remember(supervisor, None)
+        supervisor.request_end(DestroyReason.STALE_LEASE)
+
+    def forget_quarantined(self, environment_id: EnvironmentId) -> None:
+        """An operator has released it: it is not shown any more. None of ours is no error."""
+        supervisor = self._table.get(environment_id)
+        if supervisor is not None and supervisor.state is State.QUARANTINED:
+            self._forget(supervisor)
 
     def enforce_budgets(self, supervisor: Supervisor) -> None:
         """End an environment that has overrun a budget; its handle is told so from now on."""

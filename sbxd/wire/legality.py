@@ -83,6 +83,9 @@ ADMIN_REQUESTS: Final[frozenset[MessageType]] = frozenset(
         m.ImageList,
         m.ImageRemove,
         m.Reconcile,
+        m.Reap,
+        m.QuarantineList,
+        m.QuarantineClear,
     }
 )
 REQUESTS_OF_ROLE: Final = {
@@ -113,6 +116,9 @@ TERMINAL_REPLIES: Final[dict[MessageType, frozenset[MessageType]]] = {
     m.ImageList: FAILURES | {m.Images},
     m.ImageRemove: FAILURES | {m.Done},
     m.Reconcile: FAILURES | {m.Reconciled},
+    m.Reap: FAILURES | {m.Reaped},
+    m.QuarantineList: FAILURES | {m.QuarantineIs},
+    m.QuarantineClear: FAILURES | {m.QuarantineWasCleared},
 }
 STREAM_REPLIES: Final[dict[MessageType, frozenset[MessageType]]] = {
     m.Execute: frozenset({m.Output, m.Entries}),

@@ -33,6 +33,17 @@ from sbxd.port.errors import EscapeCode, RejectedCode, UnavailableCode, Workspac
 from sbxd.port.ids import EnvironmentIdField
 from sbxd.port.limits import ResourceLimits
 from sbxd.port.workspace import WorkspaceProvenance
+from sbxd.wire.base import Message as Message
+from sbxd.wire.base import Request as Request
+from sbxd.wire.base import RequestIdField as RequestIdField
+from sbxd.wire.repair import ClearingWord as ClearingWord
+from sbxd.wire.repair import QuarantineClear as QuarantineClear
+from sbxd.wire.repair import QuarantinedItem as QuarantinedItem
+from sbxd.wire.repair import QuarantineIs as QuarantineIs
+from sbxd.wire.repair import QuarantineList as QuarantineList
+from sbxd.wire.repair import QuarantineWasCleared as QuarantineWasCleared
+from sbxd.wire.repair import Reap as Reap
+from sbxd.wire.repair import Reaped as Reaped
 
 PROTOCOL_VERSION = 1
 FRAME_BYTES_MAX = 1024 * 1024
@@ -42,19 +53,8 @@ REQUESTS_IN_FLIGHT_MAX = 64
 WORKSPACE_FILE_BYTES_MAX = 2**40
 PATH_BYTES_MAX = 4096
 
-RequestIdField = Annotated[int, Meta(ge=1, le=2**53)]
 PathField = Annotated[bytes, Meta(max_length=PATH_BYTES_MAX)]
 ChunkField = Annotated[bytes, Meta(max_length=CHUNK_BYTES_MAX)]
-
-
-class Message(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Base of all messages: tagged by class name, unknown fields refused."""
-
-
-class Request(Message, frozen=True, kw_only=True):
-    """Base of what a client asks. `request_id` is larger than any before on this connection."""
-
-    request_id: RequestIdField
 
 
 # --- greeting ---------------------------------------------------------------------------------
@@ -409,7 +409,16 @@ WorkerRequest = (
     | WorkspaceProvenanceQuery
 )
 AdminRequest = (
-    AdminDescribe | AdminList | AdminInspect | ImageImport | ImageList | ImageRemove | Reconcile
+    AdminDescribe
+    | AdminList
+    | AdminInspect
+    | ImageImport
+    | ImageList
+    | ImageRemove
+    | Reconcile
+    | Reap
+    | QuarantineList
+    | QuarantineClear
 )
 AnyRequest = WorkerRequest | AdminRequest
 ClientMessage = Hello | AnyRequest | Upload | Cancel | Credit | Ping | Pong
@@ -429,6 +438,9 @@ TerminalReply = (
     | Images
     | ImageImported
     | Reconciled
+    | Reaped
+    | QuarantineIs
+    | QuarantineWasCleared
 )
 ServerMessage = (
     Welcome | Goodbye | Output | Content | Entries | Credit | Ping | Pong | TerminalReply

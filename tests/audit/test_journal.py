@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from sbxd.audit.argv import describe_argv
+from sbxd.audit.catalogue import EVENT_TYPES
 from sbxd.audit.events import (
-    EVENT_TYPES,
     CommandStarted,
     OrphanDestroyed,
     RequestRejected,

@@ -63,6 +63,7 @@ LAYERS = (
     Layer("sbxd.policy", ("sbxd.port", "sbxd.settings"), ("msgspec",), IMPURE),
     Layer("sbxd.wire", ("sbxd.port",), ("msgspec",), IMPURE),
     Layer("sbxd.audit.events", ("sbxd.port", "sbxd.policy"), ("msgspec",), IMPURE),
+    Layer("sbxd.audit.lease_events", ("sbxd.audit.events", "sbxd.port"), ("msgspec",), IMPURE),
     Layer("sbxd.audit.encode", ("sbxd.audit.events",), ("msgspec",), IMPURE),
     # The worker's side.
     Layer("sbxd.client", PURE, ("msgspec", "anyio"), SPAWNING),
@@ -70,6 +71,8 @@ LAYERS = (
     Layer("sbxd.tools", (*PURE, "sbxd.client", "sbxd.artifacts"), ("msgspec", "anyio", "mcp"),
           SPAWNING),
     Layer("sbxd.artifacts", PURE, ("msgspec", "anyio", "aiosqlite", "psycopg"), SPAWNING),
+    Layer("sbxd.worker_cli", (*PURE, "sbxd.client", "sbxd.artifacts", "sbxd.tools"),
+          ("msgspec", "anyio", "click"), SPAWNING),
     # The daemon.
     Layer("sbxd.config", PURE, ("msgspec",), SPAWNING),
     Layer("sbxd.audit", PURE, ("msgspec", "trio"), SPAWNING),
@@ -114,7 +117,9 @@ LAYERS = (
 )  # fmt: skip
 
 # The packages that a worker imports; nothing of the other side may come with them.
-WORKER = ("sbxd.client", "sbxd.fake", "sbxd.tools", "sbxd.artifacts", *PURE)
+WORKER = (
+    "sbxd.client", "sbxd.fake", "sbxd.tools", "sbxd.artifacts", "sbxd.worker_cli", *PURE,
+)  # fmt: skip
 # One module of `fake` is the daemon's: `sandbox = "fake"`.
 DAEMON_PART_OF_FAKE = "sbxd.fake.service"
 FORBIDDEN_TO_WORKERS = (

@@ -27,6 +27,7 @@ CATCHES_ALL = frozenset({"sbxd.service.session"})
 # Shields, all with a deadline, and why each is needed.
 SHIELDS: Mapping[str, str] = {
     "sbxd.client.remote": "a cancelled command's partial output is waited for, 2 s at most",
+    "sbxd.client.leases": "an environment that is not handed out is destroyed, its lease given up",
     "sbxd.lifecycle.finalize": "an end that has begun is finished",
     "sbxd.mechanism.namespaces": "what a cancelled preparation has begun is removed",
     "sbxctl.run": "the environment of an interrupted run is destroyed",
