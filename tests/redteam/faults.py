@@ -238,11 +238,15 @@ def main_pid(unit: str) -> int:
     return int(shown.stdout)
 
 
+def _forgive() -> None:
+    subprocess.run(["systemctl", "reset-failed", DAEMON, LAUNCHER], check=False)
+
+
 async def _restored() -> None:
     """Until both answer again. The pause before a restart, which grows with each, begins anew."""
     with trio.fail_after(WITHIN_SECONDS):
         while True:
-            subprocess.run(["systemctl", "reset-failed", DAEMON, LAUNCHER], check=False)
+            _forgive()
             try:
                 async with admin() as client:
                     await client.describe()
