@@ -1,10 +1,11 @@
-"""Events of leases and of the quarantine: a part of the audit's vocabulary (`sbxd.audit.events`,
-whose rules hold here)."""
+"""Events of leases, of the journal and of the quarantine: a part of the audit's vocabulary
+(`sbxd.audit.events`, whose rules hold here)."""
 
 from enum import StrEnum
 from typing import ClassVar
 
 from sbxd.audit.events import AuditEvent, EnvironmentEvent, Priority
+from sbxd.port.ids import EnvironmentId
 from sbxd.port.leases import LeaseStanding
 
 
@@ -43,6 +44,18 @@ class LeaseAuthorityMissed(AuditEvent, frozen=True, kw_only=True):
     detail: str
 
 
+class JournalWriteFailed(AuditEvent, frozen=True, kw_only=True):
+    """The creation journal took no record: nothing new is built while that lasts. What exists is
+    used and destroyed as ever."""
+
+    MESSAGE_ID: ClassVar[str] = "d1a05b3e6f974c2298bb74e1305cfa86"
+    PRIORITY: ClassVar[Priority] = Priority.ALERT
+    SUMMARY: ClassVar[str] = "The creation journal took no record of {environment_id}: {detail}"
+
+    environment_id: EnvironmentId
+    detail: str
+
+
 class QuarantineCleared(AuditEvent, frozen=True, kw_only=True):
     """An operator released what had not been proven stopped. kinds: what was there before."""
 
@@ -59,5 +72,6 @@ class QuarantineCleared(AuditEvent, frozen=True, kw_only=True):
 LEASE_EVENT_TYPES: tuple[type[AuditEvent], ...] = (
     StaleLeaseEnded,
     LeaseAuthorityMissed,
+    JournalWriteFailed,
     QuarantineCleared,
 )

@@ -92,8 +92,9 @@ class Provisioner:
                 f"lease_epoch: {tenancy.lease_epoch} is below {problem.seen}, which has been seen "
                 "for this run"
             ) from None
-        except JournalUnwritable:
+        except JournalUnwritable as problem:
             slot.request_end(DestroyReason.PROVISION_FAILED)
+            await self._registry.report_unwritable(slot.environment_id, problem)
             raise errors.journal_unwritable() from None
         except MechanismError as problem:
             slot.request_end(DestroyReason.PROVISION_FAILED)

@@ -11,11 +11,14 @@ rests on it are one step.
 
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 
 import trio
 
 from sbxd.audit.events import DestroyReason
+from sbxd.audit.lease_events import JournalWriteFailed
+from sbxd.audit.sink import AuditUnavailable
 from sbxd.lifecycle import errors
 from sbxd.lifecycle.budgets import WallClock
 from sbxd.lifecycle.environments import Peer
@@ -349,10 +352,20 @@ class Registry:
         slot.ends_at = trio.current_time() + self._settings.reserve.age_max_seconds
         try:
             await self.begin(slot, None)
-        except JournalUnwritable:
+        except JournalUnwritable as problem:
+            await self.report_unwritable(slot.environment_id, problem)
             return None
         self.reaper.wake()
         return slot
+
+    async def report_unwritable(
+        self, environment_id: EnvironmentId, problem: JournalUnwritable
+    ) -> None:
+        """Alert: nothing can be built. An audit log that takes nothing refuses for itself."""
+        with suppress(AuditUnavailable):
+            await self._parts.audit.emit(
+                JournalWriteFailed(environment_id=environment_id, detail=str(problem))
+            )
 
     def _tenures(self) -> list[Tenure]:
         return [
