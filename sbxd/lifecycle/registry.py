@@ -275,6 +275,10 @@ class Registry:
         """Everything in the table, oldest first."""
         return self._table.values()
 
+    def wake_waiting(self) -> None:
+        """Let everybody who waits for a place look again. Never blocks."""
+        self._vacate()
+
     async def wait_vacated(self) -> None:
         """Until an environment has left the table or its place, or no request is served."""
         await self._vacated.wait()

@@ -39,6 +39,7 @@ from sbxd.settings import Settings
 from sbxd.wire import messages as m
 
 STDIN_BYTES_TOTAL = 256 * 1024 * 1024
+STDIN_RETRY_SECONDS = 1.0
 LIST_PAGE_BYTES = 512 * 1024
 LISTED_ARGUMENTS = 32
 LISTED_ARGUMENT_BYTES = 256
@@ -73,6 +74,7 @@ class StdinBudget:
             raise ExecutionUnavailable(
                 UnavailableCode.CAPACITY,
                 "too much stdin is held for other commands: write a file to the workspace instead",
+                retry_after_seconds=STDIN_RETRY_SECONDS,
             )
         self._left -= size
         try:
@@ -377,7 +379,12 @@ class Dispatch:
                         run_id=about[2],
                     )
                 )
-                return m.Unavailable(request_id=request_id, code=error.code, detail=error.detail)
+                return m.Unavailable(
+                    request_id=request_id,
+                    code=error.code,
+                    detail=error.detail,
+                    retry_after_ms=_milliseconds(error.retry_after_seconds),
+                )
             case SandboxEscapeSuspected():
                 return m.EscapeSuspected(
                     request_id=request_id, code=error.code, detail=error.detail
@@ -405,6 +412,10 @@ def _about(
     if handle is None:
         return None, None, None
     return handle.environment_id, handle.tenant_id, handle.run_id
+
+
+def _milliseconds(seconds: float | None) -> int | None:
+    return None if seconds is None else round(seconds * 1000)
 
 
 def _require_operator(peer: Peer) -> None:

@@ -291,9 +291,12 @@ class ProvenanceIs(Message, frozen=True, tag="provenance_is", kw_only=True):
 
 
 class Unavailable(Message, frozen=True, tag="unavailable", kw_only=True):
+    """retry_after_ms: before that nothing will have changed; None when that is not known."""
+
     request_id: RequestIdField
     code: UnavailableCode
     detail: str
+    retry_after_ms: Annotated[int, Meta(ge=0, le=3_600_000)] | None = None
 
 
 class Rejected(Message, frozen=True, tag="rejected", kw_only=True):

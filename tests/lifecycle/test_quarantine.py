@@ -18,7 +18,7 @@ from tests.lifecycle.world import ADMIN, WORKER, World, open_store, open_world, 
 WITH_PROOF, BY_WORD = ClearingWord.ONLY_WITH_PROOF, ClearingWord.OPERATOR_WORD
 
 
-async def quarantined(world: World) -> EnvironmentHandle:
+async def quarantined(world: World, autojump_clock: MockClock) -> EnvironmentHandle:
     """An environment that could not be destroyed, three times."""
     handle = await world.environments.provision(WORKER, spec())
     world.mechanism.script.destroy_failures = 3
@@ -33,7 +33,7 @@ async def test_it_is_shown_with_what_the_kernel_holds(
 ) -> None:
     async with open_world(tmp_path) as world:
         assert await world.environments.quarantine() == ()
-        handle = await quarantined(world)
+        handle = await quarantined(world, autojump_clock)
         (item,) = await world.environments.quarantine()
         assert item.name == handle.environment_id
         assert item.kinds
@@ -43,7 +43,7 @@ async def test_what_is_proven_gone_is_released_and_its_id_shown_no_more(
     tmp_path: Path, autojump_clock: MockClock
 ) -> None:
     async with open_world(tmp_path) as world:
-        handle = await quarantined(world)
+        handle = await quarantined(world, autojump_clock)
         name = handle.environment_id
         assert len(await world.environments.list()) == 1
         proof = await world.environments.clear_quarantine(ADMIN, name, WITH_PROOF)
@@ -61,7 +61,7 @@ async def test_what_cannot_be_proven_gone_stays_until_an_operator_gives_their_wo
     tmp_path: Path, autojump_clock: MockClock
 ) -> None:
     async with open_world(tmp_path) as world:
-        name = (await quarantined(world)).environment_id
+        name = (await quarantined(world, autojump_clock)).environment_id
         world.mechanism.script.destroy_failures = 100
         with pytest.raises(ExecutionUnavailable):
             await world.environments.clear_quarantine(ADMIN, name, WITH_PROOF)
@@ -80,7 +80,7 @@ async def test_a_release_that_is_not_recorded_is_none(
     tmp_path: Path, autojump_clock: MockClock
 ) -> None:
     async with open_world(tmp_path) as world:
-        name = (await quarantined(world)).environment_id
+        name = (await quarantined(world, autojump_clock)).environment_id
         world.sink.fail()
         with pytest.raises(ExecutionUnavailable):
             await world.environments.clear_quarantine(ADMIN, name, WITH_PROOF)
