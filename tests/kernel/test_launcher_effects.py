@@ -37,10 +37,7 @@ from tests.kernel import launcher_subject as subject
 from tests.kernel.launcher_subject import Launcher
 from tests.kernel.test_launcher_lab import LIMITS, VOLUME, Client, prepare, wait_until_gone
 
-pytestmark = [
-    pytest.mark.needs("cgroup2", "idmap", "image", "loop", "root", "systemd"),
-    pytest.mark.case("LIF-10"),
-]
+pytestmark = pytest.mark.needs("cgroup2", "idmap", "image", "loop", "root", "systemd")
 
 FAULTS = ("ENOSPC", "EMFILE", "EBUSY", "EIO", "ETIMEDOUT", "KILL")
 # A verb that the loop carries out itself has no child that could be killed.
@@ -161,6 +158,7 @@ def test_a_preparation_that_fails_anywhere_leaves_nothing(tmp_path: Path) -> Non
         assert every_effect(one, FAULTS, request, Prepared, afterwards) > 50
 
 
+@pytest.mark.case("LIF-10")
 def test_a_destruction_that_fails_anywhere_can_be_repeated(tmp_path: Path) -> None:
     with bench(tmp_path) as one:
         ids: list[EnvironmentId] = []

@@ -25,8 +25,6 @@ from sbxd.port.errors import ExecutionUnavailable, UnavailableCode
 from sbxd.port.ids import EnvironmentId, RunId, TenantId
 from tests.lifecycle.world import WITH_RESERVE, WORKER, World, open_world, spec
 
-pytestmark = pytest.mark.case("LIF-05")
-
 BREAK = {
     "full": "PRAGMA max_page_count = 1",
     "read-only": "PRAGMA query_only = ON",
@@ -53,6 +51,7 @@ def fill(world: World) -> None:
 
 
 @pytest.mark.parametrize("how", BREAK)
+@pytest.mark.case("LIF-05")
 async def test_nothing_new_is_built_and_what_exists_is_destroyed(
     tmp_path: Path, autojump_clock: MockClock, how: str
 ) -> None:
@@ -133,6 +132,7 @@ def written(directory: Path) -> list[Mapping[EnvironmentId, JournalState]]:
     return history
 
 
+@pytest.mark.case("LIF-05")
 def test_a_log_that_is_torn_at_any_place_gives_a_past_state_of_the_books(tmp_path: Path) -> None:
     directory = tmp_path / "journal"
     directory.mkdir()
@@ -160,6 +160,7 @@ def test_a_log_that_is_torn_at_any_place_gives_a_past_state_of_the_books(tmp_pat
 
 
 @pytest.mark.parametrize("page", [1, 2, 3])
+@pytest.mark.case("LIF-05")
 def test_a_corrupt_page_keeps_the_daemon_from_starting(tmp_path: Path, page: int) -> None:
     store = JournalStore(tmp_path, "boot", lambda: 0.0)
     for number in range(200):

@@ -10,12 +10,13 @@ from tests.redteam.faults import Found, ids_held, journal_ids, points, try_point
 from tests.redteam.inventory import wait_settled
 from tests.redteam.live import default_image, live
 
-pytestmark = [pytest.mark.needs("daemon"), pytest.mark.case("LIF-01")]
+pytestmark = pytest.mark.needs("daemon")
 
 POINTS = 40
 SEED = 7
 
 
+@pytest.mark.case("LIF-01")
 async def test_a_kill_at_any_instant_leaves_nothing_that_the_journal_does_not_know() -> None:
     await wait_settled()
     image = await default_image()
