@@ -35,6 +35,7 @@ BETWEEN_KILLS_SECONDS = (0.5, 4.0)
 # Of a hundred kills.
 COMMANDS_SHARE, WORKERS_SHARE, DAEMON_SHARE = 55, 30, 8
 PROBE_SECONDS = 0.25
+PROCESSES_OF_A_SLOT = 3
 # What a kill or a limit of the load itself brings about.
 EXPECTED = frozenset(
     {"ok", "TIMEOUT", "OUTPUT_LIMIT", "CANCELLED", "SERVICE_SHUTDOWN", "CAPACITY", "PIDS",
@@ -94,9 +95,14 @@ async def chaos(seconds: float, seed: int) -> Chaos:
     leftovers += [
         f"{name}: {before.kernel[name]} before, {count} after"
         for name, count in after.kernel.items()
-        # Fewer is none: a slot's first command may not be parked yet.
-        if isinstance(count, int) and count > int(str(before.kernel[name]))
+        if name != "processes" and count != before.kernel[name]
     ]
+    # Init, the steward and, once it is parked, the first command of each slot.
+    processes, scopes = after.kernel["processes"], after.kernel["scopes"]
+    assert isinstance(processes, int)
+    assert isinstance(scopes, int)
+    if processes > PROCESSES_OF_A_SLOT * scopes:
+        leftovers.append(f"{processes} processes in {scopes} scopes")
     leftovers += after.leftovers
     return Chaos(
         seconds=elapsed,

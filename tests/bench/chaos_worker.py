@@ -42,7 +42,7 @@ async def one_life(remote: RemoteExecutionEnvironment, image: str, rng: random.R
         handle = await remote.provision(specification(image, SMALL))
     except PortError as error:
         say("provision", begun, error.code)
-        _raise_if_unreachable(error)
+        _raise_if_ended(error)
         with trio.move_on_after(PAUSE_SECONDS):
             await trio.sleep_forever()
         return
@@ -62,15 +62,17 @@ async def one_life(remote: RemoteExecutionEnvironment, image: str, rng: random.R
                 say("execute", begun, result.killed_by or "ok")
         except PortError as error:
             say("execute", begun, error.code)
-            _raise_if_unreachable(error)
+            _raise_if_ended(error)
             break
     begun = time.perf_counter()
     await remote.destroy(handle)
     say("destroy", begun, "ok")
 
 
-def _raise_if_unreachable(error: PortError) -> None:
-    if isinstance(error, ExecutionUnavailable) and error.code is UnavailableCode.UNREACHABLE:
+def _raise_if_ended(error: PortError) -> None:
+    """A connection that has ended says why to every further call."""
+    ended = (UnavailableCode.UNREACHABLE, UnavailableCode.SHUTTING_DOWN)
+    if isinstance(error, ExecutionUnavailable) and error.code in ended:
         raise error
 
 
