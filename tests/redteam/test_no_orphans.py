@@ -85,13 +85,20 @@ class Worker:
 
     async def says(self) -> list[str]:
         """What it made of the end of its command."""
-        assert self.process.stdout is not None
-        text = b""
-        with trio.fail_after(60):
-            while not text.endswith(b"\n"):
-                text += await self.process.stdout.receive_some(4096)
-        outcome: list[str] = json.loads(text)
+        outcome: list[str] = json.loads(await line_of(self.process))
         return outcome
+
+
+async def line_of(process: trio.Process) -> str:
+    """The next line that a worker writes; it writes none while nobody waits for one."""
+    assert process.stdout is not None
+    text = b""
+    with trio.fail_after(60):
+        while not text.endswith(b"\n"):
+            piece = await process.stdout.receive_some(4096)
+            assert piece, "the worker is gone"
+            text += piece
+    return text.decode().strip()
 
 
 @asynccontextmanager
@@ -114,9 +121,7 @@ async def working(run: str, marker: str, binds: str = "binds") -> AsyncIterator[
         [sys.executable, "-c", WORKER, run, binds, marker], stdout=subprocess.PIPE
     )
     try:
-        assert process.stdout is not None
-        with trio.fail_after(60):
-            environment_id = (await process.stdout.receive_some(64)).decode().strip()
+        environment_id = await line_of(process)
         await wait_process_on_the_host(marker)
         yield Worker(process, EnvironmentId(environment_id))
     finally:
