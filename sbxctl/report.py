@@ -107,6 +107,8 @@ def show_usage(usage: Usage, *, out: Console) -> None:
         parts.append(f"pids peak {usage.pids_peak}")
     if usage.workspace_bytes is not None:
         parts.append(f"workspace {human_bytes(usage.workspace_bytes)}")
+    if usage.disk_written_bytes is not None:
+        parts.append(f"written to disk {human_bytes(usage.disk_written_bytes)}")
     if parts:
         out.print("   " + ", ".join(parts))
 

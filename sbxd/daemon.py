@@ -183,7 +183,9 @@ async def _serve_namespaces(
     try:
         async with (
             open_namespaces(
-                settings.launcher_socket, seccomp_profile=settings.seccomp.profile
+                settings.launcher_socket,
+                seccomp_profile=settings.seccomp.profile,
+                io=settings.limits.io,
             ) as mechanism,
             _assemble(settings, mechanism, audit, log) as assembled,
         ):
@@ -235,7 +237,7 @@ async def _assemble(
         environments = LocalEnvironments(
             registry,
             Provisioner(registry, parts, settings, clock),
-            CommandRules(settings=settings, budgets=budgets, audit=audit),
+            CommandRules(settings, budgets, audit, on_command=registry.shares.wake),
             mechanism,
             reconciler,
             lease_reaper,

@@ -13,6 +13,7 @@ import trio
 from sbxd.audit.lease_events import ClearingProof
 from sbxd.fake.engine import FakeEngine, Record, Stop, gone
 from sbxd.lifecycle.environments import (
+    BridgeWorker,
     ContentSink,
     Description,
     OutputSink,
@@ -67,6 +68,7 @@ class FakeEnvironments:
         *,
         cancelled: trio.Event,
         on_output: OutputSink | None = None,
+        bridge: BridgeWorker | None = None,
     ) -> ExecutionResult:
         """As the protocol."""
         record = self._find(owner, handle)
@@ -79,7 +81,9 @@ class FakeEnvironments:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(cancel_when_told)
             try:
-                result = await self._engine.execute(record, command, on_output=on_output)
+                result = await self._engine.execute(
+                    record, command, on_output=on_output, bridge=bridge
+                )
             except PortError as error:
                 result = error
             nursery.cancel_scope.cancel()

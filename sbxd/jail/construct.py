@@ -77,6 +77,7 @@ class Launch:
     steward: tuple[Gate, Gate]
     pids: list[int] = field(default_factory=list)
     pidfds: list[int] = field(default_factory=list)
+    bridge_fds: list[int] = field(default_factory=list)
 
     def gates(self) -> tuple[Gate, ...]:
         return (*self.intermediate, *self.init, *self.steward)
@@ -95,8 +96,8 @@ class Intermediate:
 def launch(plan: JailPlan, map_writer: MapWriter, serve: Serve = serve_workspace) -> Launched:
     """Build both processes and wait until both are complete.
 
-    The descriptors of the plan stay the caller's, who also owns the two pidfds. Raises JailError;
-    then neither process is left. Takes at most some tens of seconds, whatever happens.
+    The descriptors of the plan stay the caller's, who also owns those of the result. Raises
+    JailError; then neither process is left. Takes at most some tens of seconds, whatever happens.
     """
     state = Launch(plan, map_writer, serve, Gate.pair(), Gate.pair(), Gate.pair())
     try:
@@ -105,11 +106,15 @@ def launch(plan: JailPlan, map_writer: MapWriter, serve: Serve = serve_workspace
         for pidfd in state.pidfds:
             _kill_and_reap(pidfd)
             os.close(pidfd)
+        for descriptor in state.bridge_fds:
+            os.close(descriptor)
         raise
     finally:
         for gate in state.gates():
             gate.close()
-    return Launched(state.pids[0], state.pidfds[0], state.pids[1], state.pidfds[1])
+    return Launched(
+        state.pids[0], state.pidfds[0], state.pids[1], state.pidfds[1], state.bridge_fds[0]
+    )
 
 
 # the helper ------------------------------------------------------------------------------------
@@ -163,8 +168,8 @@ def release_both(state: Launch) -> None:
 
 
 def await_init(state: Launch) -> None:
-    """Wait until init is complete."""
-    state.init[0].receive_done("init")
+    """Wait until init is complete, and receive the bridge's socket from it."""
+    state.bridge_fds = state.init[0].receive_done("init", descriptors=1)
 
 
 def await_the_steward(state: Launch) -> None:

@@ -65,9 +65,11 @@ class JailPlan:
 
 @dataclass(frozen=True)
 class Launched:
-    """The two processes, as seen from the initial pid namespace; the caller owns the pidfds."""
+    """The two processes, as seen from the initial pid namespace, and the bridge's bound socket;
+    the caller owns the descriptors."""
 
     init_pid: int
     init_pidfd: int
     steward_pid: int
     steward_pidfd: int
+    bridge_fd: int

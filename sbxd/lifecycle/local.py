@@ -15,6 +15,7 @@ from sbxd.audit.sink import AuditUnavailable
 from sbxd.lifecycle import commands, errors
 from sbxd.lifecycle.commands import CommandRules
 from sbxd.lifecycle.environments import (
+    BridgeWorker,
     ContentSink,
     Description,
     OutputSink,
@@ -83,12 +84,18 @@ class LocalEnvironments:
         *,
         cancelled: trio.Event,
         on_output: OutputSink | None = None,
+        bridge: BridgeWorker | None = None,
     ) -> ExecutionResult:
         supervisor = self._find(owner, handle)
         with self._serving():
             try:
                 return await commands.execute(
-                    supervisor, command, self._rules, cancelled=cancelled, on_output=on_output
+                    supervisor,
+                    command,
+                    self._rules,
+                    cancelled=cancelled,
+                    on_output=on_output,
+                    bridge=bridge,
                 )
             finally:
                 self._registry.enforce_budgets(supervisor)

@@ -186,6 +186,7 @@ class Dispatch:
                 msgspec.structs.replace(command, stdin=stdin),
                 cancelled=exchange.end_by_event(),
                 on_output=exchange.send_output,
+                bridge=exchange.bridge if request.bridge else None,
             )
         await exchange.send_entries(result.files_changed)
         return m.Executed(

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from sbxd.audit.argv import describe_argv
-from sbxd.audit.catalogue import EVENT_TYPES
 from sbxd.audit.events import (
     CommandStarted,
     OrphanDestroyed,
     RequestRejected,
 )
 from sbxd.audit.journald import JournaldSink
+from sbxd.audit.vocabulary import EVENT_TYPES
 from sbxd.policy.timeouts import TimeoutBound
 from sbxd.policy.violations import ViolationCode
 from sbxd.port.errors import RejectedCode

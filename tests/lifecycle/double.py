@@ -5,7 +5,7 @@ is what a kernel's inventory would list.
 """
 
 import itertools
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import trio
@@ -29,6 +29,7 @@ from sbxd.port.ids import EnvironmentId
 from sbxd.port.limits import ResourceLimits
 from sbxd.port.workspace import WorkspaceProvenance
 from sbxd.wire.messages import PostureItem
+from tests.lifecycle.bridge_double import DoubleDoor
 
 ROOMY = VolumeReading(
     bytes_left=32 << 20,
@@ -74,6 +75,7 @@ class Script:
     destroy_failures: int = 0
     unenforced: tuple[str, ...] = ()
     fail_at: int | None = None
+    bridge_fails: bool = False
     leaves_residue: bool = False  # a preparation that fails or is cancelled removes nothing
     on_call: Callable[[str], None] = lambda _name: None
 
@@ -214,6 +216,7 @@ class DoubleSandbox:
         self.changes_fail = False
         self.steward_is_gone = False
         self.reading: VolumeReading | None = ROOMY  # before the first command
+        self.door: DoubleDoor | None = None
 
     async def assign(self, limits: ResourceLimits) -> None:
         await self.owner.call("assign")
@@ -231,6 +234,13 @@ class DoubleSandbox:
         running = DoubleCommand(self, command, behaviour)
         self.commands.append(running)
         return running
+
+    def open_bridge(self, *, waiting_max: int) -> DoubleDoor:
+        if self.owner.script.bridge_fails:
+            raise MechanismError("listen on the bridge", 22)
+        assert self.door is None, "a sandbox's bridge is opened once"
+        self.door = DoubleDoor(waiting_max)
+        return self.door
 
     def volume(self) -> VolumeReading | None:
         reading = self.reading
@@ -298,6 +308,7 @@ class MechanismDouble:
         self.existing: dict[EnvironmentId, tuple[str, ...]] = {}
         self.sandboxes: list[DoubleSandbox] = []
         self.calls: list[str] = []
+        self.shares: list[dict[EnvironmentId, int]] = []
         self.lost = trio.Event()
         self._numbers = itertools.count(1)
 
@@ -331,6 +342,10 @@ class MechanismDouble:
             self.script.destroy_failures -= 1
             raise MechanismError("umount", 16)
         self.existing.pop(environment_id, None)
+
+    async def share(self, weights: Mapping[EnvironmentId, int]) -> None:
+        await self.call("share")
+        self.shares.append(dict(weights))
 
     async def destroy_orphan(self, environment_id: EnvironmentId) -> None:
         await self.remove(environment_id)

@@ -15,7 +15,7 @@ from sbxd.audit.events import AuditEvent
 from sbxd.audit.sink import AuditUnavailable, MemorySink
 from sbxd.lifecycle.budgets import Budgets
 from sbxd.lifecycle.commands import CommandRules
-from sbxd.lifecycle.environments import OutputSink, Peer, PeerRole
+from sbxd.lifecycle.environments import BridgeWorker, OutputSink, Peer, PeerRole
 from sbxd.lifecycle.journal import Durability, Journal, JournalStore, JournalUnwritable
 from sbxd.lifecycle.leases import LeaseAuthority, LeaseReaper
 from sbxd.lifecycle.local import LocalEnvironments
@@ -25,7 +25,7 @@ from sbxd.lifecycle.registry import Clock, Registry, back_stop_seconds
 from sbxd.lifecycle.supervisor import Parts
 from sbxd.port.command import ExecutionCommand, ExecutionResult
 from sbxd.port.egress import DENY_ALL
-from sbxd.port.environment import EnvironmentHandle, EnvironmentSpec
+from sbxd.port.environment import BridgeEndpoint, EnvironmentHandle, EnvironmentSpec
 from sbxd.port.ids import EnvironmentId, RunId, TenantId
 from sbxd.port.limits import MIB, ResourceLimits
 from sbxd.settings import (
@@ -74,7 +74,12 @@ WITH_RESERVE = msgspec.structs.replace(DEFAULT, reserve=ReserveSettings(slots=2)
 
 
 def spec(
-    *, tenant: str = "tenant", run: str = "run", epoch: int = 1, limits: ResourceLimits = LIMITS
+    *,
+    tenant: str = "tenant",
+    run: str = "run",
+    epoch: int = 1,
+    limits: ResourceLimits = LIMITS,
+    bridge: BridgeEndpoint | None = None,
 ) -> EnvironmentSpec:
     return EnvironmentSpec(
         tenant_id=TenantId(tenant),
@@ -84,7 +89,7 @@ def spec(
         limits=limits,
         egress=DENY_ALL,
         environment={},
-        bridge=None,
+        bridge=bridge,
     )
 
 
@@ -161,6 +166,7 @@ class World:
         ask: ExecutionCommand | None = None,
         cancelled: trio.Event | None = None,
         on_output: OutputSink | None = None,
+        bridge: BridgeWorker | None = None,
         peer: Peer = WORKER,
     ) -> ExecutionResult:
         """Execute one command that behaves so."""
@@ -172,6 +178,7 @@ class World:
             ask if ask is not None else command(),
             cancelled=cancelled if cancelled is not None else trio.Event(),
             on_output=on_output,
+            bridge=bridge,
         )
 
     def consistent_and_empty(self) -> bool:
@@ -207,7 +214,7 @@ async def open_world(
     clock = Clock(wall=lambda: NOW, new_id=lambda: EnvironmentId(f"{next(numbers):032x}"))
     registry = Registry(parts, settings, clock, known_images)
     reconciler = Reconciler(mechanism, journal, sink, budgets)
-    rules = CommandRules(settings=settings, budgets=budgets, audit=sink)
+    rules = CommandRules(settings, budgets, sink, on_command=registry.shares.wake)
     environments = LocalEnvironments(
         registry,
         Provisioner(registry, parts, settings, clock),
