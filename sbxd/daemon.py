@@ -39,6 +39,7 @@ from sbxd.audit.journald import JournaldSink
 from sbxd.audit.sink import AuditSink, AuditUnavailable
 from sbxd.config import CredentialState, StartupRefusal, resolve_aliases, startup_refusals
 from sbxd.doors import DoorUnavailable, open_doors
+from sbxd.egress.host_network import HostNetworkUnreadable
 from sbxd.fake.engine import FakeEngine
 from sbxd.fake.script import Outcome, Script
 from sbxd.fake.service import FakeEnvironments
@@ -54,6 +55,7 @@ from sbxd.lifecycle.journal import (
 )
 from sbxd.lifecycle.leases import LeaseReaper
 from sbxd.lifecycle.local import LocalEnvironments
+from sbxd.lifecycle.network import Egress
 from sbxd.lifecycle.provision import Provisioner
 from sbxd.lifecycle.reconcile import Reconciler
 from sbxd.lifecycle.registry import Clock, Registry, back_stop_seconds
@@ -61,6 +63,7 @@ from sbxd.lifecycle.supervisor import Parts
 from sbxd.mechanism.protocol import Mechanism, MechanismError
 from sbxd.notify import Notifier
 from sbxd.port.ids import EnvironmentId
+from sbxd.proxies import open_proxies
 from sbxd.service.dispatch import Dispatch
 from sbxd.service.images import ImageStore, Unpacker, Users
 from sbxd.service.lease_query import lease_authorities
@@ -108,6 +111,7 @@ _UNABLE = (
     JournalUnreadable,
     JournalUnwritable,
     MechanismError,
+    HostNetworkUnreadable,
     OSError,
 )
 
@@ -187,7 +191,8 @@ async def _serve_namespaces(
                 seccomp_profile=settings.seccomp.profile,
                 io=settings.limits.io,
             ) as mechanism,
-            _assemble(settings, mechanism, audit, log) as assembled,
+            open_proxies(settings.egress, audit) as egress,
+            _assemble(settings, mechanism, egress, audit, log) as assembled,
         ):
             return await _serve(settings, given, assembled, audit, log)
     except OSError as problem:
@@ -199,7 +204,11 @@ async def _serve_namespaces(
 
 @asynccontextmanager
 async def _assemble(
-    settings: Settings, mechanism: Mechanism, audit: AuditSink, log: logging.Logger
+    settings: Settings,
+    mechanism: Mechanism,
+    egress: Egress,
+    audit: AuditSink,
+    log: logging.Logger,
 ) -> AsyncIterator[Assembled]:
     budgets = Budgets()
     boot_id = await read_boot_id(mechanism)
@@ -237,7 +246,7 @@ async def _assemble(
         environments = LocalEnvironments(
             registry,
             Provisioner(registry, parts, settings, clock),
-            CommandRules(settings, budgets, audit, on_command=registry.shares.wake),
+            CommandRules(settings, budgets, audit, egress, on_command=registry.shares.wake),
             mechanism,
             reconciler,
             lease_reaper,

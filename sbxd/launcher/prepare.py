@@ -36,6 +36,7 @@ from sbxd.launcher.kernel import apparmor, cgroup, hostpaths, images, mounts, sy
 from sbxd.launcher.requests import VERIFY, CgroupLimits, Prepare, Prepared
 from sbxd.launcher.steps import StepFailed, Steps
 from sbxd.launcher.verify import Process, verify_command, verify_process
+from sbxd.port.network import PROXY_PORT, NetworkShape
 
 HOSTNAME = "sandbox"
 SCOPE_SECONDS = 15.0
@@ -117,11 +118,15 @@ def _build(request: Prepare, filters: Filters, steps: Steps, held: ExitStack) ->
         rlimits=RLIMITS,
         apparmor_label=label,
         landlock_version=_landlock_version(),
+        proxy_port=PROXY_PORT if request.network is NetworkShape.PROXY_PORT else None,
     )
     with steps.step("launch"):
         launched = construct.launch(plan, mounts.write_maps)
         held.callback(os.close, launched.init_pidfd)
         held.callback(os.close, launched.steward_pidfd)
+        proxy = () if launched.proxy_listener is None else (launched.proxy_listener,)
+        for descriptor in proxy:
+            held.callback(os.close, descriptor)
         held.callback(os.close, launched.bridge_fd)
         init_theirs.close()
         steward_theirs.close()
@@ -159,7 +164,7 @@ def _build(request: Prepare, filters: Filters, steps: Steps, held: ExitStack) ->
             box_memory,
             os.dup(workspace.mount_fd),
             os.dup(launched.bridge_fd),
-            *(os.dup(descriptor) for descriptor in leaf),
+            *(os.dup(descriptor) for descriptor in (*leaf, *proxy)),
         ]
     reply = Prepared(
         ticket=request.ticket,

@@ -16,6 +16,7 @@ from msgspec import Meta, Struct
 from sbxd.port.environment import ImageDigestField
 from sbxd.port.ids import EnvironmentIdField
 from sbxd.port.limits import IoCeilings
+from sbxd.port.network import NetworkShape
 
 MESSAGE_BYTES_MAX = 64 * 1024
 DESCRIPTORS_MAX = 32
@@ -51,7 +52,7 @@ class Prepare(LauncherMessage, frozen=True, tag="prepare", kw_only=True):
     leaf's until Assign says otherwise; io is the box's for good. seccomp_profile names what binds
     the commands; each that the launcher has is at least as strong as the shipped one. Answered by
     Prepared with descriptors `PREPARED_DESCRIPTORS`, followed by those of leaf 1
-    (`LEAF_DESCRIPTORS`).
+    (`LEAF_DESCRIPTORS`), followed, when network is PROXY_PORT, by `PROXY_DESCRIPTORS`.
     """
 
     environment_id: EnvironmentIdField
@@ -60,6 +61,7 @@ class Prepare(LauncherMessage, frozen=True, tag="prepare", kw_only=True):
     limits: CgroupLimits
     back_stop_seconds: Annotated[int, Meta(ge=1, le=31_536_000)]
     seccomp_profile: ProfileField = SHIPPED_PROFILE
+    network: NetworkShape = NetworkShape.NONE
     io: IoCeilings = IoCeilings()
 
 
@@ -84,6 +86,9 @@ LEAF_DESCRIPTORS = (
     "leaf_pids_peak",
     "leaf_cpu_stat",
     "leaf_io_stat",
+)
+PROXY_DESCRIPTORS = (
+    "proxy_listener",  # TCP, bound to the proxy's port of the sandbox's loopback, not listening
 )
 
 

@@ -95,6 +95,7 @@ class LocalEnvironments:
                     self._rules,
                     cancelled=cancelled,
                     on_output=on_output,
+                    overrun=lambda: self._registry.enforce_budgets(supervisor),
                     bridge=bridge,
                 )
             finally:
@@ -160,7 +161,7 @@ class LocalEnvironments:
             quarantined=await self._reconciler.quarantined(),
             reserve_ready=self._registry.reserve.ready,
             reserve_target=self._registry.reserve.target,
-            posture=await self._mechanism.posture(),
+            posture=(*await self._mechanism.posture(), *self._rules.egress.posture()),
         )
 
     async def list(self) -> tuple[EnvironmentInfo, ...]:

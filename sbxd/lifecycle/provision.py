@@ -25,6 +25,7 @@ from sbxd.lifecycle.supervisor import Parts, Supervisor, Tenant
 from sbxd.mechanism.protocol import MechanismError, SlotProfile
 from sbxd.policy.budgets import Account, effective_budgets
 from sbxd.policy.fairness import FairQueue, QueueIsFull, Ticket
+from sbxd.policy.network import network_shape
 from sbxd.port.environment import EnvironmentHandle, EnvironmentSpec
 from sbxd.port.errors import (
     ExecutionRejected,
@@ -35,6 +36,7 @@ from sbxd.port.errors import (
     UnavailableCode,
 )
 from sbxd.port.ids import TenantId
+from sbxd.port.network import NetworkShape
 from sbxd.settings import Settings
 
 # How many requests may wait for a place that is being vacated.
@@ -79,7 +81,9 @@ class Provisioner:
             lease_epoch=specification.lease_epoch,
         )
         await self._wait_room(owner, specification.tenant_id)
-        profile = SlotProfile(specification.image_digest, specification.limits)
+        profile = SlotProfile(
+            specification.image_digest, specification.limits, network_shape(specification.egress)
+        )
         budgets = effective_budgets(specification.budgets, self._settings.limits.budgets)
         tenant = Tenant(tenancy, specification, Account(budgets), taken_at=started_at)
         slot = self._registry.reserve.find(profile)
@@ -194,6 +198,8 @@ class Provisioner:
         specification = slot.specification
         _refuse_if_ending(slot)
         self._refuse_unenforced(slot)
+        if network_shape(specification.egress) is NetworkShape.NONE:
+            slot.sandbox.give_up_proxy_port()
         await slot.sandbox.assign(specification.limits)
         _refuse_if_ending(slot)
         now = self._clock.wall()

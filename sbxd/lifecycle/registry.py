@@ -32,6 +32,7 @@ from sbxd.lifecycle.supervisor import Parts, Supervisor
 from sbxd.mechanism.protocol import SlotProfile
 from sbxd.policy.budgets import Budget, overrun
 from sbxd.policy.images import default_image
+from sbxd.policy.network import network_shape
 from sbxd.policy.shares import Claim
 from sbxd.port.environment import EnvironmentHandle
 from sbxd.port.errors import (
@@ -76,11 +77,16 @@ def back_stop_seconds(settings: Settings) -> int:
 
 
 def reserve_profile(settings: Settings, known_images: Collection[str]) -> SlotProfile | None:
-    """What the reserve prepares: the default image with the default limits; None without one."""
+    """What the reserve prepares: the default image with the default limits, and the
+    proxy's port where the operator lists destinations; None without an image."""
     digest = default_image(settings.images, known_images)
     if digest is None or digest not in known_images or settings.reserve.slots == 0:
         return None
-    return SlotProfile(image_digest=digest, limits=settings.limits.defaults)
+    return SlotProfile(
+        image_digest=digest,
+        limits=settings.limits.defaults,
+        network=network_shape(settings.egress),
+    )
 
 
 class Registry:

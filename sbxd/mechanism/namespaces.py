@@ -85,6 +85,7 @@ class NamespacesMechanism:
                     limits=limits,
                     back_stop_seconds=back_stop_seconds,
                     seccomp_profile=self._seccomp_profile,
+                    network=profile.network,
                     io=self._io,
                 )
             ) as answer:

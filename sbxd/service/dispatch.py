@@ -19,6 +19,7 @@ from sbxd.lifecycle.environments import Environments, Peer, PeerRole
 from sbxd.policy.command import validate_command
 from sbxd.policy.containment import relative_bytes
 from sbxd.policy.images import default_image
+from sbxd.policy.network import network_grant
 from sbxd.policy.violations import violation_of
 from sbxd.port.command import ExecutionCommand
 from sbxd.port.environment import EnvironmentHandle
@@ -157,6 +158,10 @@ class Dispatch:
                 | m.WorkspaceProvenanceQuery()
             ):
                 return await self._workspace(peer, request, exchange)
+            case m.NetworkGrantQuery():
+                return m.NetworkGrantIs(
+                    request_id=request.request_id, policy=network_grant(self._settings.egress)
+                )
             case m.ImageImport() | m.ImageList() | m.ImageRemove():
                 return await self._image(request, exchange)
             case m.AdminDescribe() | m.AdminList() | m.AdminInspect():

@@ -75,6 +75,7 @@ WORKER_REQUESTS: Final[frozenset[MessageType]] = frozenset(
         m.WorkspaceWrite,
         m.WorkspaceList,
         m.WorkspaceProvenanceQuery,
+        m.NetworkGrantQuery,
     }
 )
 ADMIN_REQUESTS: Final[frozenset[MessageType]] = frozenset(
@@ -112,6 +113,7 @@ TERMINAL_REPLIES: Final[dict[MessageType, frozenset[MessageType]]] = {
     m.WorkspaceWrite: _WORKSPACE_FAILURES | {m.Done},
     m.WorkspaceList: _WORKSPACE_FAILURES | {m.Done},
     m.WorkspaceProvenanceQuery: _WORKSPACE_FAILURES | {m.ProvenanceIs},
+    m.NetworkGrantQuery: FAILURES | {m.NetworkGrantIs},
     m.AdminDescribe: FAILURES | {m.Described},
     m.AdminList: FAILURES | {m.Environments},
     m.AdminInspect: FAILURES | {m.Environments},

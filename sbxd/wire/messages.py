@@ -26,7 +26,7 @@ from sbxd.port.command import (
     KillReason,
     Usage,
 )
-from sbxd.port.egress import EgressDestination
+from sbxd.port.egress import EgressDestination, EgressPolicy
 from sbxd.port.environment import EnvironmentHandle, EnvironmentSpec, ImageDigestField
 from sbxd.port.errors import EscapeCode, RejectedCode, UnavailableCode, WorkspaceCode
 from sbxd.port.ids import EnvironmentIdField
@@ -161,6 +161,10 @@ class WorkspaceList(Request, frozen=True, tag="workspace_list", kw_only=True):
 class WorkspaceProvenanceQuery(Request, frozen=True, tag="workspace_provenance", kw_only=True):
     handle: EnvironmentHandle
     path: PathField
+
+
+class NetworkGrantQuery(Request, frozen=True, tag="network_grant", kw_only=True):
+    """Which destinations a yes to the network grants: the operator's, and nothing more."""
 
 
 # --- admin requests (admin socket only) -------------------------------------------------------
@@ -343,6 +347,13 @@ class ProvenanceIs(Message, frozen=True, tag="provenance_is", kw_only=True):
     provenance: WorkspaceProvenance
 
 
+class NetworkGrantIs(Message, frozen=True, tag="network_grant_is", kw_only=True):
+    """policy: as a specification may carry it."""
+
+    request_id: RequestIdField
+    policy: EgressPolicy
+
+
 class Unavailable(Message, frozen=True, tag="unavailable", kw_only=True):
     """retry_after_ms: before that nothing will have changed; None when that is not known."""
 
@@ -431,6 +442,7 @@ WorkerRequest = (
     | WorkspaceWrite
     | WorkspaceList
     | WorkspaceProvenanceQuery
+    | NetworkGrantQuery
 )
 AdminRequest = (
     AdminDescribe
@@ -452,6 +464,7 @@ TerminalReply = (
     | Executed
     | Done
     | ProvenanceIs
+    | NetworkGrantIs
     | Unavailable
     | Rejected
     | EscapeSuspected

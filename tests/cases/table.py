@@ -99,6 +99,8 @@ CASES: dict[str, Case] = {
         "no directory outlives an environment, so there is nothing to replace",
     ),
     "FS-15": Case("two environments of one tenant"),
+    "EGR-01": Case("direct connections of every kind that ignore the proxy's variables"),
+    "EGR-02": Case("names: a query by UDP or TCP, a lookup, a name in a refused request"),
     "EGR-03": Case("names near a listed one: suffixes, apexes, more labels than the wildcard's"),
     "EGR-05": Case("a policy that is missing, empty or misspelt"),
     "EGR-06": Case("addresses in every form where a name is asked for"),

@@ -50,6 +50,7 @@ VIRTUAL = frozenset({"trio.sleep", "trio.sleep_until"})
 CLOCKS = frozenset({"autojump_clock", "mock_clock"})
 VIRTUAL_FILES = {
     "tests/lifecycle/double.py": "the double's delays; only tests with a virtual clock set them",
+    "tests/lifecycle/egress_double.py": "as the double's; its tests have a virtual clock",
     "tests/lifecycle/test_faults.py": "a helper of tests that all run on a virtual clock",
     "tests/lifecycle/test_reserve.py": "the walk over the reserve runs on a virtual clock",
 }

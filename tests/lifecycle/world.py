@@ -24,7 +24,7 @@ from sbxd.lifecycle.reconcile import Reconciler
 from sbxd.lifecycle.registry import Clock, Registry, back_stop_seconds
 from sbxd.lifecycle.supervisor import Parts
 from sbxd.port.command import ExecutionCommand, ExecutionResult
-from sbxd.port.egress import DENY_ALL
+from sbxd.port.egress import DENY_ALL, EgressPolicy
 from sbxd.port.environment import BridgeEndpoint, EnvironmentHandle, EnvironmentSpec
 from sbxd.port.ids import EnvironmentId, RunId, TenantId
 from sbxd.port.limits import MIB, ResourceLimits
@@ -39,6 +39,7 @@ from sbxd.settings import (
     Settings,
 )
 from tests.lifecycle.double import Behaviour, MechanismDouble, Script
+from tests.lifecycle.egress_double import EgressDouble
 
 ResultT = TypeVar("ResultT")
 
@@ -79,6 +80,7 @@ def spec(
     run: str = "run",
     epoch: int = 1,
     limits: ResourceLimits = LIMITS,
+    egress: EgressPolicy = DENY_ALL,
     bridge: BridgeEndpoint | None = None,
 ) -> EnvironmentSpec:
     return EnvironmentSpec(
@@ -87,7 +89,7 @@ def spec(
         lease_epoch=epoch,
         image_digest=IMAGE,
         limits=limits,
-        egress=DENY_ALL,
+        egress=egress,
         environment={},
         bridge=bridge,
     )
@@ -157,6 +159,7 @@ class World:
     registry: Registry
     environments: LocalEnvironments
     reconciler: Reconciler
+    egress: EgressDouble
 
     async def run(
         self,
@@ -214,7 +217,8 @@ async def open_world(
     clock = Clock(wall=lambda: NOW, new_id=lambda: EnvironmentId(f"{next(numbers):032x}"))
     registry = Registry(parts, settings, clock, known_images)
     reconciler = Reconciler(mechanism, journal, sink, budgets)
-    rules = CommandRules(settings, budgets, sink, on_command=registry.shares.wake)
+    egress = EgressDouble(mechanism)
+    rules = CommandRules(settings, budgets, sink, egress, on_command=registry.shares.wake)
     environments = LocalEnvironments(
         registry,
         Provisioner(registry, parts, settings, clock),
@@ -233,7 +237,7 @@ async def open_world(
     try:
         async with trio.open_nursery() as nursery:
             await nursery.start(registry.run)
-            yield World(mechanism, store, sink, registry, environments, reconciler)
+            yield World(mechanism, store, sink, registry, environments, reconciler, egress)
             nursery.cancel_scope.cancel()
     finally:
         store.close()
