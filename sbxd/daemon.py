@@ -53,6 +53,7 @@ from sbxd.lifecycle.journal import (
     JournalUnwritable,
     OneThread,
 )
+from sbxd.lifecycle.leases import LeaseReaper
 from sbxd.lifecycle.local import LocalEnvironments
 from sbxd.lifecycle.network import Egress
 from sbxd.lifecycle.provision import Provisioner
@@ -65,6 +66,7 @@ from sbxd.port.ids import EnvironmentId
 from sbxd.proxies import open_proxies
 from sbxd.service.dispatch import Dispatch
 from sbxd.service.images import ImageStore, Unpacker, Users
+from sbxd.service.lease_query import lease_authorities
 from sbxd.service.listener import Service
 from sbxd.service.session import SessionContext
 from sbxd.settings import SandboxMechanism, Settings
@@ -234,12 +236,20 @@ async def _assemble(
         registry = Registry(parts, settings, clock, lambda: images.known())
         images = _image_store(settings, mechanism, _RegistryUsers(registry))
         await _open_images(settings, images, audit, log)
+        lease_reaper = LeaseReaper(
+            authorities=lease_authorities(settings),
+            handed_out=registry.handed_out,
+            end=registry.end_stale,
+            audit=audit,
+            interval_seconds=settings.leases.interval_seconds,
+        )
         environments = LocalEnvironments(
             registry,
             Provisioner(registry, parts, settings, clock),
             CommandRules(settings, budgets, audit, egress, on_command=registry.shares.wake),
             mechanism,
             reconciler,
+            lease_reaper,
             images.known,
         )
 

@@ -87,6 +87,9 @@ ADMIN_REQUESTS: Final[frozenset[MessageType]] = frozenset(
         m.ImageList,
         m.ImageRemove,
         m.Reconcile,
+        m.Reap,
+        m.QuarantineList,
+        m.QuarantineClear,
     }
 )
 REQUESTS_OF_ROLE: Final = {
@@ -118,6 +121,9 @@ TERMINAL_REPLIES: Final[dict[MessageType, frozenset[MessageType]]] = {
     m.ImageList: FAILURES | {m.Images},
     m.ImageRemove: FAILURES | {m.Done},
     m.Reconcile: FAILURES | {m.Reconciled},
+    m.Reap: FAILURES | {m.Reaped},
+    m.QuarantineList: FAILURES | {m.QuarantineIs},
+    m.QuarantineClear: FAILURES | {m.QuarantineWasCleared},
 }
 _BRIDGE_STREAM: Final[frozenset[MessageType]] = frozenset(
     {m.BridgeOpened, m.BridgeFrame, m.BridgeClosed}

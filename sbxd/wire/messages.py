@@ -32,7 +32,20 @@ from sbxd.port.errors import EscapeCode, RejectedCode, UnavailableCode, Workspac
 from sbxd.port.ids import EnvironmentIdField
 from sbxd.port.limits import ResourceLimits
 from sbxd.port.workspace import WorkspaceProvenance
-from sbxd.wire.descriptions import EnvironmentInfo, ImageInfo, PostureItem
+from sbxd.wire.base import Message as Message
+from sbxd.wire.base import Request as Request
+from sbxd.wire.base import RequestIdField as RequestIdField
+from sbxd.wire.descriptions import EnvironmentInfo as EnvironmentInfo
+from sbxd.wire.descriptions import ImageInfo as ImageInfo
+from sbxd.wire.descriptions import PostureItem as PostureItem
+from sbxd.wire.repair import ClearingWord as ClearingWord
+from sbxd.wire.repair import QuarantineClear as QuarantineClear
+from sbxd.wire.repair import QuarantinedItem as QuarantinedItem
+from sbxd.wire.repair import QuarantineIs as QuarantineIs
+from sbxd.wire.repair import QuarantineList as QuarantineList
+from sbxd.wire.repair import QuarantineWasCleared as QuarantineWasCleared
+from sbxd.wire.repair import Reap as Reap
+from sbxd.wire.repair import Reaped as Reaped
 
 PROTOCOL_VERSION = 1
 FRAME_BYTES_MAX = 1024 * 1024
@@ -45,20 +58,9 @@ REQUESTS_IN_FLIGHT_MAX = 64
 WORKSPACE_FILE_BYTES_MAX = 2**40
 PATH_BYTES_MAX = 4096
 
-RequestIdField = Annotated[int, Meta(ge=1, le=2**53)]
 PathField = Annotated[bytes, Meta(max_length=PATH_BYTES_MAX)]
 ChunkField = Annotated[bytes, Meta(max_length=CHUNK_BYTES_MAX)]
 BridgeDataField = Annotated[bytes, Meta(max_length=BRIDGE_FRAME_BYTES_MAX)]
-
-
-class Message(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Base of all messages: tagged by class name, unknown fields refused."""
-
-
-class Request(Message, frozen=True, kw_only=True):
-    """Base of what a client asks. `request_id` is larger than any before on this connection."""
-
-    request_id: RequestIdField
 
 
 # --- greeting ---------------------------------------------------------------------------------
@@ -353,9 +355,12 @@ class NetworkGrantIs(Message, frozen=True, tag="network_grant_is", kw_only=True)
 
 
 class Unavailable(Message, frozen=True, tag="unavailable", kw_only=True):
+    """retry_after_ms: before that nothing will have changed; None when that is not known."""
+
     request_id: RequestIdField
     code: UnavailableCode
     detail: str
+    retry_after_ms: Annotated[int, Meta(ge=0, le=3_600_000)] | None = None
 
 
 class Rejected(Message, frozen=True, tag="rejected", kw_only=True):
@@ -440,7 +445,16 @@ WorkerRequest = (
     | NetworkGrantQuery
 )
 AdminRequest = (
-    AdminDescribe | AdminList | AdminInspect | ImageImport | ImageList | ImageRemove | Reconcile
+    AdminDescribe
+    | AdminList
+    | AdminInspect
+    | ImageImport
+    | ImageList
+    | ImageRemove
+    | Reconcile
+    | Reap
+    | QuarantineList
+    | QuarantineClear
 )
 AnyRequest = WorkerRequest | AdminRequest
 BridgeMessage = BridgeFrame | BridgeCredit | BridgeClose
@@ -462,6 +476,9 @@ TerminalReply = (
     | Images
     | ImageImported
     | Reconciled
+    | Reaped
+    | QuarantineIs
+    | QuarantineWasCleared
 )
 ServerMessage = (
     Welcome
