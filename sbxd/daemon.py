@@ -67,7 +67,7 @@ from sbxd.service.session import SessionContext
 from sbxd.settings import SandboxMechanism, Settings
 
 # What this build can run; the others are refused at start, by name.
-BUILT = (SandboxMechanism.NAMESPACES, SandboxMechanism.FAKE)
+BUILT = (SandboxMechanism.GVISOR, SandboxMechanism.NAMESPACES, SandboxMechanism.FAKE)
 FILE_THREADS = 4
 FAREWELL_SECONDS = 5.0
 LAUNCHER_SECONDS = 20.0
@@ -123,8 +123,7 @@ async def run(settings: Settings, given: Given, log: logging.Logger) -> ExitStat
         if refusals:
             await _report_refusals(refusals, audit, log)
             return ExitStatus.REFUSED
-        serve = _serve_fake if settings.sandbox is SandboxMechanism.FAKE else _serve_namespaces
-        status = await serve(settings, given, audit, log)
+        status = await _SERVE[settings.sandbox](settings, given, audit, log)
     except* _UNABLE as group:
         for problem in _leaves(group):
             log.error("unable to go on: %s", problem)
@@ -187,10 +186,30 @@ async def _serve_namespaces(
         ):
             return await _serve(settings, given, assembled, audit, log)
     except OSError as problem:
-        raise CannotStart(
-            f"the launcher does not answer at launcher_socket ({problem.strerror}): is "
-            "sbxd-launcher.socket started?"
-        ) from None
+        raise _no_launcher(problem) from None
+
+
+async def _serve_gvisor(
+    settings: Settings, given: Given, audit: AuditSink, log: logging.Logger
+) -> ExitStatus:
+    from sbxd.mechanism.gvisor import open_gvisor
+
+    try:
+        async with open_gvisor(
+            settings.launcher_socket, runsc_sha256=settings.gvisor.runsc_sha256
+        ) as mechanism:
+            log.info("runsc: %s", await mechanism.require_runsc(settings.gvisor.runsc_version))
+            async with _assemble(settings, mechanism, audit, log) as assembled:
+                return await _serve(settings, given, assembled, audit, log)
+    except OSError as problem:
+        raise _no_launcher(problem) from None
+
+
+def _no_launcher(problem: OSError) -> CannotStart:
+    return CannotStart(
+        f"the launcher does not answer at launcher_socket ({problem.strerror}): is "
+        "sbxd-launcher.socket started?"
+    )
 
 
 @asynccontextmanager
@@ -288,6 +307,13 @@ async def _serve_fake(
         status = await _serve(settings, given, assembled, audit, log)
         nursery.cancel_scope.cancel()
         return status
+
+
+_SERVE = {
+    SandboxMechanism.FAKE: _serve_fake,
+    SandboxMechanism.GVISOR: _serve_gvisor,
+    SandboxMechanism.NAMESPACES: _serve_namespaces,
+}
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,267 @@
+"""Build one slot whose commands run on gVisor's kernel (runs in a helper). The order below is the
+specification.
+
+ 1 runsc         the program is the one that was found when the launcher started
+ 2 uid_block     a durable block of host uids
+ 3 volume        the workspace, as a detached mount
+ 4 image         the image's root, as a detached read-only mount
+ 5 id_maps       both mounts show the block's uids
+ 6 scope         a transient scope around an anchor, a process that does nothing
+ 7 box           box, box/steward
+ 8 steward       the steward is born in its leaf: the scope would not outlive its anchor empty
+ 9 controllers   the anchor ends; cpu, memory and pids are handed down, the box gets its limits
+10 leaf          exec-1 with the specification's limits and what a Sentry needs besides
+11 boot          runsc is born in it, and starts the Sentry and its gofer
+12 ready         process 1 within the sandbox says so
+13 verify        what the kernel shows of Sentry, gofer and steward is what was asked for
+
+`boot` repeats 10 to 13 on the same volume, when a Sentry has ended with a command.
+
+Invariant: this module only builds, as `sbxd.launcher.prepare` does.
+"""
+
+import os
+import select
+import socket
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import NamedTuple
+
+from sbxd.jail import frames
+from sbxd.jail.plan import SENTRY_INNER_IDS, IdBlock, StewardPlan
+from sbxd.jail.steward_alone import launch_steward
+from sbxd.launcher import prepare
+from sbxd.launcher.filters import Filters
+from sbxd.launcher.helpers import Outcome, Report
+from sbxd.launcher.kernel import (
+    cgroup,
+    hostpaths,
+    images,
+    mount_copies,
+    mounts,
+    oci_spec,
+    runsc,
+    uids,
+    volume,
+)
+from sbxd.launcher.kernel.runsc import Runsc
+from sbxd.launcher.requests import Boot, Booted, CgroupLimits, Kernel, Prepare, Prepared
+from sbxd.launcher.steps import StepFailed, Steps
+from sbxd.launcher.verify import Process, verify_process, verify_sentry
+
+
+class Ground(NamedTuple):
+    """What a Sentry is started on. All descriptors are borrowed."""
+
+    environment_id: str
+    ids: IdBlock
+    box: int
+    image: int
+    workspace: int
+    program: int
+
+
+class Started(NamedTuple):
+    """A Sentry that is ready. The descriptors are closed with the stack that they were made on."""
+
+    pid: int
+    pidfd: int
+    channel: socket.socket
+    leaf: tuple[int, ...]
+
+
+def sentry_ids(base: int) -> IdBlock:
+    """The block that begins here, with the Sentry's id in it."""
+    return IdBlock(base, SENTRY_INNER_IDS)
+
+
+def prepare_sentry(request: Prepare, filters: Filters, program: Runsc | None) -> Outcome:
+    """Build the slot that `request` describes. Raises StepFailed."""
+    steps = Steps()
+    with ExitStack() as held:
+        return _build(request, filters, program, steps, held)
+
+
+def _build(
+    request: Prepare, filters: Filters, program: Runsc | None, steps: Steps, held: ExitStack
+) -> Outcome:
+    environment_id = request.environment_id
+    with steps.step("runsc"):
+        program_fd = runsc.open_program(program, request.runsc_sha256)
+        held.callback(os.close, program_fd)
+    with steps.step("uid_block"):
+        ids = sentry_ids(uids.allocate(environment_id).base)
+    with steps.step("volume"):
+        workspace = volume.create(environment_id, request.volume)
+        held.callback(os.close, workspace.mount_fd)
+    with steps.step("image"):
+        image = _image(request.image_digest, held)
+    with steps.step("id_maps"):
+        anchor = mounts.fork_holder(ids.map_lines())
+        held.callback(os.close, anchor.user_namespace)
+        mounts.id_map(workspace.mount_fd, anchor.user_namespace)
+        _map_image(image, ids)
+        copies = mount_copies.copy(workspace.mount_fd, 2)
+        for copied in copies:
+            held.callback(os.close, copied)
+    limits = cgroup.kernel_limits(request.limits, Kernel.SENTRY)
+    with steps.step("scope"):
+        prepare.start_scope(request, anchor.pid, limits)
+    with steps.step("box"):
+        scope = cgroup.open_directory(hostpaths.scope_directory(environment_id))
+        held.callback(os.close, scope)
+        box = prepare.make_cgroup(scope, "box", held)
+        steward_leaf = prepare.make_cgroup(box, "steward", held)
+    steward_ours, steward_theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+    for channel in (steward_ours, steward_theirs):
+        held.enter_context(channel)
+    with steps.step("steward"):
+        plan = StewardPlan(
+            hostname=prepare.HOSTNAME,
+            workspace_fd=copies[0],
+            user_namespace_fd=anchor.user_namespace,
+            steward_leaf_fd=steward_leaf,
+            steward_channel_fd=steward_theirs.fileno(),
+            seccomp_steward=filters.steward,
+        )
+        steward_pid, steward_pidfd = launch_steward(plan)
+        held.callback(os.close, steward_pidfd)
+        steward_theirs.close()
+    with steps.step("controllers"):
+        anchor.end()
+        controllers = cgroup.controllers_of(scope)
+        cgroup.enable(scope, controllers)
+        cgroup.apply(box, cgroup.box_limits(limits), controllers)
+        cgroup.enable(box, controllers)
+    ground = Ground(environment_id, ids, box, image, copies[1], program_fd)
+    started = _start(ground, 1, request.limits, steps, held)
+    with steps.step("verify"):
+        path = hostpaths.cgroup_path(environment_id, Process.STEWARD.value)
+        verify_process(steward_pid, ids, path, Process.STEWARD)
+    with steps.step("descriptors"):
+        descriptors = [
+            os.dup(started.channel.fileno()),
+            os.dup(steward_ours.fileno()),
+            os.dup(started.pidfd),
+            os.dup(steward_pidfd),
+            os.open("cgroup.kill", os.O_WRONLY | os.O_CLOEXEC, dir_fd=box),
+            os.open("cgroup.events", os.O_RDONLY | os.O_CLOEXEC, dir_fd=box),
+            cgroup.open_or_null(box, "memory.current"),
+            os.dup(workspace.mount_fd),
+            *(os.dup(descriptor) for descriptor in started.leaf),
+        ]
+    reply = Prepared(
+        ticket=request.ticket,
+        environment_id=environment_id,
+        scope=hostpaths.scope_name(environment_id),
+        volume_kind=workspace.kind,
+        unenforced=cgroup.unenforced(controllers),
+        steps=steps.done,
+    )
+    report = Report(reply=reply, init_pid=started.pid, steward_pid=steward_pid, uid_base=ids.base)
+    return Outcome(report, descriptors)
+
+
+def boot(
+    request: Boot, prepared: Prepare, ids: IdBlock, steward_pid: int, program: Runsc | None
+) -> Outcome:
+    """Boot a fresh Sentry on the volume of an environment. Raises StepFailed; what was started
+    is then in the leaf, which the caller kills and removes."""
+    steps = Steps()
+    with ExitStack() as held:
+        with steps.step("runsc"):
+            program_fd = runsc.open_program(program, prepared.runsc_sha256)
+            held.callback(os.close, program_fd)
+        with steps.step("image"):
+            image = _image(prepared.image_digest, held)
+            _map_image(image, ids)
+        with steps.step("volume"):
+            workspace = mount_copies.copy_of_stewards(steward_pid)
+            held.callback(os.close, workspace)
+        box = held.enter_context(cgroup.box_of(request.environment_id))
+        ground = Ground(request.environment_id, ids, box, image, workspace, program_fd)
+        started = _start(ground, request.number, request.limits, steps, held)
+        descriptors = [
+            os.dup(started.channel.fileno()),
+            os.dup(started.pidfd),
+            *(os.dup(descriptor) for descriptor in started.leaf),
+        ]
+    reply = Booted(
+        ticket=request.ticket, environment_id=request.environment_id, number=request.number
+    )
+    return Outcome(Report(reply=reply, init_pid=started.pid), descriptors)
+
+
+def _start(
+    ground: Ground, number: int, limits: CgroupLimits, steps: Steps, held: ExitStack
+) -> Started:
+    with steps.step("leaf"):
+        promised = cgroup.kernel_limits(limits, Kernel.SENTRY)
+        leaf = cgroup.make_leaf(ground.box, number, promised, 0)
+        for descriptor in leaf:
+            held.callback(os.close, descriptor)
+    with _killing(leaf[1]):
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        held.enter_context(ours)
+        with steps.step("boot"), theirs, open(hostpaths.guest_init(), "rb") as init:
+            pid, pidfd = runsc.boot(
+                runsc.Boot(
+                    spec=oci_spec.SentrySpec(
+                        hostname=prepare.HOSTNAME,
+                        tmp_bytes=prepare.tmpfs_bytes(limits),
+                        shm_bytes=prepare.tmpfs_bytes(limits),
+                    ),
+                    ids=ground.ids,
+                    program_fd=ground.program,
+                    init_fd=init.fileno(),
+                    leaf_fd=leaf[0],
+                    image_fd=ground.image,
+                    workspace_fd=ground.workspace,
+                    channel_fd=theirs.fileno(),
+                )
+            )
+            held.callback(os.close, pidfd)
+        with steps.step("ready"):
+            _await_ready(ours, pidfd)
+        with steps.step("verify"):
+            _verify(ground, number, leaf[0], pid)
+    return Started(pid, pidfd, ours, leaf)
+
+
+@contextmanager
+def _killing(leaf_kill: int) -> Iterator[None]:
+    """What is in the leaf when the block fails is killed."""
+    try:
+        yield
+    except BaseException:
+        os.write(leaf_kill, b"1")
+        raise
+
+
+def _image(image_digest: str, held: ExitStack) -> int:
+    image = images.mount(image_digest)
+    held.callback(os.close, image)
+    return image
+
+
+def _map_image(image: int, ids: IdBlock) -> None:
+    with prepare.suppress_unsupported():
+        prepare.id_map(image, [(uids.IMAGE_BASE + i, ids.outer(i), 1) for i in ids.inner])
+
+
+def _await_ready(channel: socket.socket, pidfd: int) -> None:
+    poll = select.poll()
+    poll.register(channel, select.POLLIN)
+    poll.register(pidfd, select.POLLIN)
+    ready = dict(poll.poll(int(prepare.READY_SECONDS * 1000)))
+    if not ready:
+        raise StepFailed("ready", 110, "process 1 of the sandbox did not get ready in time")
+    raw = channel.recv(frames.FRAME_BYTES_MAX) if channel.fileno() in ready else b""
+    if not raw or not isinstance(frames.decode(raw), frames.Ready):
+        raise StepFailed("ready", 0, "the sandbox ended before process 1 was ready")
+
+
+def _verify(ground: Ground, number: int, leaf: int, sentry: int) -> None:
+    path = hostpaths.cgroup_path(ground.environment_id, f"exec-{number:d}")
+    pids = [int(word) for word in cgroup.read(leaf, "cgroup.procs").split()]
+    verify_sentry(sentry, pids, ground.ids, path)
