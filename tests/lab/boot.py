@@ -25,7 +25,8 @@ from .state import DISK, copy
 
 UML_MEMORY = "2048M"
 # Where a lane's agent finds its keeper.
-CHANNELS = {"container": "unix:/lab/agent.sock", "uml": "tty:/dev/ttyS0"}
+_AGENT = "unix:/lab/agent.sock"
+CHANNELS = {"container": _AGENT, "gvisor": _AGENT, "uml": "tty:/dev/ttyS0"}
 _DISKS = {
     "container": ("8G", ("mkfs.ext4", "-q", "-E", "nodiscard")),
     "uml": ("6G", ("mkfs.xfs", "-q")),

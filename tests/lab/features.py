@@ -33,6 +33,7 @@ class Feature(StrEnum):
     SYSTEMD = "systemd"  # as PID 1, with its bus
     # For what is to be seen in one lane only.
     LANE_CONTAINER = "lane-container"
+    LANE_GVISOR = "lane-gvisor"
     LANE_UML = "lane-uml"
 
 
@@ -42,6 +43,7 @@ class LaneKind(StrEnum):
     HOST = "host"
     NATIVE = "native"
     CONTAINER = "container"
+    GVISOR = "gvisor"  # as container; its daemon serves sandbox = "gvisor"
     UML = "uml"
 
 
@@ -60,6 +62,7 @@ OFFERED: dict[LaneKind, frozenset[Feature]] = {
     LaneKind.HOST: frozenset(),
     LaneKind.CONTAINER: _BOTH
     | {Feature.GVISOR, Feature.IMAGE_WORKLOADS, Feature.LANDLOCK, Feature.LANE_CONTAINER},
+    LaneKind.GVISOR: _BOTH | {Feature.GVISOR, Feature.LANDLOCK, Feature.LANE_GVISOR},
     LaneKind.UML: _BOTH
     | {
         Feature.APPARMOR,
