@@ -20,8 +20,10 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/filter.h>
 #include <linux/prctl.h>
 #include <linux/sched.h>
+#include <linux/seccomp.h>
 #include <poll.h>
 #include <signal.h>
 #include <stddef.h>
@@ -31,7 +33,8 @@
 #include <sys/syscall.h>
 #include <sys/uio.h>
 
-enum { RUN = 2, STARTED = 4, FAILED = 5, EXITED = 6, READY = 7, KILL = 8, QUIET = 9, LIMIT = 10 };
+enum { RUN = 2, STARTED = 4, FAILED = 5, EXITED = 6, READY = 7, KILL = 8, QUIET = 9, LIMIT = 10,
+       FILTER = 11 };
 enum { CHANNEL = 3, WORKLOAD_ID = 10001, FRAME_MAX = 192 * 1024, HEAD = 5, CHILD_STACK = 65536 };
 
 static const char WORKSPACE[] = "/workspace";
@@ -40,6 +43,8 @@ static unsigned char frame[FRAME_MAX + 1];
 static char *strings[FRAME_MAX];
 static char stack[CHILD_STACK] __attribute__((aligned(16)));
 static uint64_t processes_max = 1;
+static struct sock_filter filter[BPF_MAXINSNS];
+static size_t filter_length; /* no command without a filter */
 
 static struct {
     uint32_t number;
@@ -291,7 +296,10 @@ static void become_the_command(void)
         fail("drop_capabilities", -EPERM);
     enter_the_working_directory();
     must("forbid_new_privileges", call(SYS_prctl, PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0));
+    struct sock_fprog program = {(unsigned short)filter_length, filter};
     must("reset_signals", call(SYS_rt_sigprocmask, SIG_SETMASK, (long)&none, 0, sizeof none, 0));
+    must("confine_system_calls",
+         call(SYS_seccomp, SECCOMP_SET_MODE_FILTER, 0, (long)&program, 0, 0));
     execute();
 }
 
@@ -442,6 +450,14 @@ static void receive(void)
         require(size == HEAD && descriptors == 0 && number > 0, 18);
         processes_max = number;
         return;
+    case FILTER: {
+        size_t room = (size_t)size - HEAD;
+        require(number == 0 && descriptors == 0 && filter_length == 0, 24);
+        require(room > 0 && room <= sizeof filter && room % sizeof filter[0] == 0, 25);
+        memcpy(filter, frame + HEAD, room);
+        filter_length = room / sizeof filter[0];
+        return;
+    }
     default:
         leave(19);
     }

@@ -196,7 +196,9 @@ async def _serve_gvisor(
 
     try:
         async with open_gvisor(
-            settings.launcher_socket, runsc_sha256=settings.gvisor.runsc_sha256
+            settings.launcher_socket,
+            seccomp_profile=settings.seccomp.profile,
+            runsc_sha256=settings.gvisor.runsc_sha256,
         ) as mechanism:
             log.info("runsc: %s", await mechanism.require_runsc(settings.gvisor.runsc_version))
             async with _assemble(settings, mechanism, audit, log) as assembled:

@@ -32,6 +32,7 @@ class Verb(IntEnum):
     # Of a sandbox with a kernel of its own alone, whose process 1 has no leaf to be killed by:
     KILL = 8  # daemon: kill every process but process 1
     QUIET = 9  # init: of command n nothing is left; after its EXITED
+    FILTER = 11  # launcher: the seccomp program that binds every command from now on
     LIMIT = 10  # daemon: the number is how many processes a command may have from now on
 
 
@@ -96,7 +97,14 @@ class Limit:
     processes_max: int
 
 
-Frame = Park | Run | Parked | Started | RunFailed | Exited | Ready | Kill | Quiet | Limit
+@dataclass(frozen=True)
+class Filter:
+    """program: struct sock_filter[]."""
+
+    program: bytes
+
+
+Frame = Park | Run | Parked | Started | RunFailed | Exited | Ready | Kill | Quiet | Limit | Filter
 
 _HEAD = Struct("!BI")
 _RUN = Struct("!HH")
@@ -164,6 +172,8 @@ def _pack(frame: Frame) -> bytes:
             raw = _HEAD.pack(Verb.QUIET, frame.number)
         case Limit():
             raw = _HEAD.pack(Verb.LIMIT, frame.processes_max)
+        case Filter():
+            raw = _HEAD.pack(Verb.FILTER, 0) + frame.program
     return raw
 
 
@@ -187,6 +197,8 @@ def decode(raw: bytes) -> Frame:
                 return Quiet(number)
             case Verb.LIMIT if not rest:
                 return Limit(number)
+            case Verb.FILTER if number == 0:
+                return Filter(rest)
             case Verb.EXITED:
                 (status,) = _NUMBER.unpack(rest)
                 return Exited(number, status)

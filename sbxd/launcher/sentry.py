@@ -12,7 +12,8 @@ specification.
  9 controllers   the anchor ends; cpu, memory and pids are handed down, the box gets its limits
 10 leaf          exec-1 with the specification's limits and what a Sentry needs besides
 11 boot          runsc is born in it, and starts the Sentry and its gofer
-12 ready         process 1 within the sandbox says so
+12 ready         process 1 within the sandbox says so, and gets the filter of system calls: it binds
+                 commands to the same calls as on a host's kernel, and keeps them from the Sentry
 13 verify        what the kernel shows of Sentry, gofer and steward is what was asked for
 
 `boot` repeats 10 to 13 on the same volume, when a Sentry has ended with a command.
@@ -50,6 +51,14 @@ from sbxd.launcher.steps import StepFailed, Steps
 from sbxd.launcher.verify import Process, verify_process, verify_sentry
 
 
+class Known(NamedTuple):
+    """What the launcher's books know of the environment that is to get a fresh Sentry."""
+
+    prepared: Prepare
+    uid_base: int
+    steward_pid: int
+
+
 class Ground(NamedTuple):
     """What a Sentry is started on. All descriptors are borrowed."""
 
@@ -59,6 +68,7 @@ class Ground(NamedTuple):
     image: int
     workspace: int
     program: int
+    seccomp: bytes
 
 
 class Started(NamedTuple):
@@ -89,6 +99,8 @@ def _build(
     with steps.step("runsc"):
         program_fd = runsc.open_program(program, request.runsc_sha256)
         held.callback(os.close, program_fd)
+    with Steps().step("seccomp_profile"):  # a look-up: no step of the preparation
+        seccomp = filters.of_profile(request.seccomp_profile)
     with steps.step("uid_block"):
         ids = sentry_ids(uids.allocate(environment_id).base)
     with steps.step("volume"):
@@ -133,7 +145,7 @@ def _build(
         cgroup.enable(scope, controllers)
         cgroup.apply(box, cgroup.box_limits(limits), controllers)
         cgroup.enable(box, controllers)
-    ground = Ground(environment_id, ids, box, image, copies[1], program_fd)
+    ground = Ground(environment_id, ids, box, image, copies[1], program_fd, seccomp)
     started = _start(ground, 1, request.limits, steps, held)
     with steps.step("verify"):
         path = hostpaths.cgroup_path(environment_id, Process.STEWARD.value)
@@ -162,13 +174,12 @@ def _build(
     return Outcome(report, descriptors)
 
 
-def boot(
-    request: Boot, prepared: Prepare, ids: IdBlock, steward_pid: int, program: Runsc | None
-) -> Outcome:
+def boot(request: Boot, ground: Known, filters: Filters, program: Runsc | None) -> Outcome:
     """Boot a fresh Sentry on the volume of an environment. Raises StepFailed; what was started
     is then in the leaf, which the caller kills and removes."""
     steps = Steps()
     with ExitStack() as held:
+        prepared, ids = ground.prepared, sentry_ids(ground.uid_base)
         with steps.step("runsc"):
             program_fd = runsc.open_program(program, prepared.runsc_sha256)
             held.callback(os.close, program_fd)
@@ -176,11 +187,12 @@ def boot(
             image = _image(prepared.image_digest, held)
             _map_image(image, ids)
         with steps.step("volume"):
-            workspace = mount_copies.copy_of_stewards(steward_pid)
+            workspace = mount_copies.copy_of_stewards(ground.steward_pid)
             held.callback(os.close, workspace)
         box = held.enter_context(cgroup.box_of(request.environment_id))
-        ground = Ground(request.environment_id, ids, box, image, workspace, program_fd)
-        started = _start(ground, request.number, request.limits, steps, held)
+        seccomp = filters.of_profile(prepared.seccomp_profile)
+        again = Ground(request.environment_id, ids, box, image, workspace, program_fd, seccomp)
+        started = _start(again, request.number, request.limits, steps, held)
         descriptors = [
             os.dup(started.channel.fileno()),
             os.dup(started.pidfd),
@@ -223,6 +235,7 @@ def _start(
             held.callback(os.close, pidfd)
         with steps.step("ready"):
             _await_ready(ours, pidfd)
+            ours.send(frames.encode(frames.Filter(ground.seccomp)))
         with steps.step("verify"):
             _verify(ground, number, leaf[0], pid)
     return Started(pid, pidfd, ours, leaf)

@@ -173,9 +173,8 @@ class Verbs:
             partial(
                 sentry.boot,
                 request,
-                environment.request,
-                sentry.sentry_ids(environment.uid_base),
-                environment.steward_pid,
+                sentry.Known(environment.request, environment.uid_base, environment.steward_pid),
+                self._filters,
                 self._runsc,
             ),
             lambda result: self._boot_ended(request, environment, result),

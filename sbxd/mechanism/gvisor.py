@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 import msgspec
 import trio
 
-from sbxd.launcher.requests import RUNSC_ITEM, Kernel, Prepare, Prepared
+from sbxd.launcher.requests import RUNSC_ITEM, SHIPPED_PROFILE, Kernel, Prepare, Prepared
 from sbxd.mechanism import launcher_client
 from sbxd.mechanism.gvisor_sandbox import GvisorSandbox
 from sbxd.mechanism.launcher_client import LauncherClient
@@ -26,9 +26,13 @@ class GvisorMechanism(NamespacesMechanism):
     _ignored_items = frozenset({"apparmor", "landlock"})
 
     def __init__(
-        self, client: LauncherClient, nursery: trio.Nursery, runsc_sha256: str | None
+        self,
+        client: LauncherClient,
+        nursery: trio.Nursery,
+        profile: str,
+        runsc_sha256: str | None,
     ) -> None:
-        super().__init__(client, nursery, "workload")
+        super().__init__(client, nursery, profile)
         self._runsc_sha256 = runsc_sha256
 
     def _preparation(self, request: Prepare) -> Prepare:
@@ -64,16 +68,20 @@ class GvisorMechanism(NamespacesMechanism):
 
 @asynccontextmanager
 async def open_gvisor(
-    launcher_socket: str, *, runsc_sha256: str | None = None
+    launcher_socket: str,
+    *,
+    seccomp_profile: str = SHIPPED_PROFILE,
+    runsc_sha256: str | None = None,
 ) -> AsyncIterator[GvisorMechanism]:
     """The mechanism for the length of the block. Raises OSError when nothing listens.
 
+    seccomp_profile: what binds the commands within the sandbox, as of `open_namespaces`.
     runsc_sha256: the digest of the only runsc that may be used; None for the launcher's own.
 
     Leaving the block closes the launcher's channel, which ends every environment.
     """
     async with launcher_client.connect(launcher_socket) as client, trio.open_nursery() as nursery:
-        mechanism = GvisorMechanism(client, nursery, runsc_sha256)
+        mechanism = GvisorMechanism(client, nursery, seccomp_profile, runsc_sha256)
         try:
             yield mechanism
         finally:
