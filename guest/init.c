@@ -468,6 +468,7 @@ __attribute__((noreturn, used)) void begin(void)
     uint64_t set = 1ULL << (SIGCHLD - 1);
     require(call(SYS_rt_sigprocmask, SIG_BLOCK, (long)&set, 0, sizeof set, 0) == 0, 20);
     require(call(SYS_prctl, PR_SET_DUMPABLE, 0, 0, 0, 0) == 0, 21);
+    call(SYS_prctl, PR_SET_NAME, (long)"sbx-init", 0, 0, 0);
     long signals = call(SYS_signalfd4, -1, (long)&set, sizeof set, O_CLOEXEC | O_NONBLOCK, 0);
     require(signals >= 0, 22);
     say(READY, 0, NULL, NULL);

@@ -44,7 +44,19 @@ def build(spec: SentrySpec) -> dict[str, object]:
             },
         },
         "mounts": [
-            {"destination": "/proc", "type": "proc", "source": "proc"},
+            {
+                "destination": "/proc",
+                "type": "proc",
+                "source": "proc",
+                "options": ["nosuid", "nodev", "noexec"],
+            },
+            # An empty one: runsc would add the guest kernel's own, which no command needs.
+            {
+                "destination": "/sys",
+                "type": "tmpfs",
+                "source": "tmpfs",
+                "options": ["nosuid", "nodev", "noexec", "ro", "size=4096", "mode=0555"],
+            },
             _tmpfs("/tmp", spec.tmp_bytes, []),  # noqa: S108  (the guest's own)
             _tmpfs("/dev/shm", spec.shm_bytes, ["noexec"]),  # noqa: S108
             {

@@ -1,0 +1,163 @@
+"""The gvisor mechanism from the host's side: who its processes are, and what a lost Sentry means.
+
+The contract suite and the gates run in the same lane; here is what only this mechanism has.
+"""
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+import trio
+
+from sbxd.client.admin import connect_admin
+from sbxd.port.command import KillReason
+from sbxd.port.errors import (
+    ExecutionRejected,
+    ExecutionUnavailable,
+    RejectedCode,
+    UnavailableCode,
+)
+from tests.redteam.live import ADMIN_SOCKET, Live, live
+
+pytestmark = [pytest.mark.needs("lane-gvisor", "daemon")]
+
+SLICE = Path("/sys/fs/cgroup/sbx.slice")
+INITIAL_MAP = "0 0 4294967295"
+
+
+def box(environment: Live) -> Path:
+    return SLICE / f"sbx-{environment.handle.environment_id}.scope" / "box"
+
+
+def processes(group: Path) -> list[int]:
+    return [
+        int(word)
+        for file in sorted(group.rglob("cgroup.procs"))
+        for word in file.read_text().split()
+    ]
+
+
+def status(pid: int) -> dict[str, str]:
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return {name: value.strip() for name, _, value in (line.partition(":") for line in lines)}
+
+
+def uid_map(pid: int) -> str:
+    return " ".join(Path(f"/proc/{pid}/uid_map").read_text().split())
+
+
+def interfaces(text: str) -> list[str]:
+    """The names in a /proc/net/dev."""
+    return [line.split(":")[0].strip() for line in text.splitlines()[2:]]
+
+
+def uid(pid: int) -> int:
+    return int(status(pid)["Uid"].split()[0])
+
+
+def sentry(environment: Live) -> int:
+    """The parent of the stubs: of the largest uid of the block, the first one."""
+    (leaf,) = box(environment).glob("exec-*")
+    pids = processes(leaf)
+    highest = max(uid(pid) for pid in pids)
+    return next(pid for pid in pids if uid(pid) == highest)
+
+
+async def test_the_daemon_tells_which_mechanism_and_which_runsc_it_uses() -> None:
+    async with connect_admin(ADMIN_SOCKET) as admin:
+        described = await admin.describe()
+    assert described.mechanism == "gvisor"
+    (item,) = [item for item in described.posture if item.name == "runsc"]
+    assert item.state == "ok"
+    assert "sha256 " in item.detail
+
+
+async def test_no_process_of_an_environment_is_in_the_hosts_user_namespace() -> None:
+    assert uid_map(os.getpid()) == INITIAL_MAP, "the control: this process is"
+    async with live() as environment:
+        await environment.run("true")
+        pids = processes(box(environment))
+        assert len(pids) >= 3  # steward, gofer, Sentry
+        for pid in pids:
+            assert uid_map(pid) != INITIAL_MAP
+            assert uid(pid) >= 1879048192
+
+
+async def test_the_sentry_has_a_uid_of_its_own_and_no_capability() -> None:
+    async with live() as one, live() as two:
+        uids = {uid(sentry(one)), uid(sentry(two))}
+        assert len(uids) == 2
+        fields = status(sentry(one))
+        assert {fields[f"Cap{name}"] for name in ("Inh", "Prm", "Eff", "Bnd", "Amb")} == {"0" * 16}
+        assert fields["NoNewPrivs"] == "1"
+        assert fields["Seccomp"] == "2"
+
+
+async def test_the_sentry_has_no_interface_and_its_root_is_empty() -> None:
+    async with live() as environment:
+        pid = sentry(environment)
+        assert interfaces(text_of(f"/proc/{pid}/net/dev")) == ["lo"]
+        assert set(os.listdir(f"/proc/{pid}/root")) <= {"etc", "proc"}
+        result = await environment.run("cat", "/proc/net/dev")
+        assert interfaces(result.stdout.decode()) in ([], ["lo"])
+
+
+def text_of(path: str) -> str:
+    return Path(path).read_text()
+
+
+async def test_runsc_leaves_no_state_on_the_host() -> None:
+    async with live() as environment:
+        await environment.run("true")
+        assert not [name for name in os.listdir("/run") if "runsc" in name]
+        assert not [name for name in os.listdir("/tmp") if "runsc" in name or "gvisor" in name]
+
+
+async def run_until_refused(environment: Live) -> None:
+    while True:
+        await environment.run("true")
+
+
+async def wait_file(environment: Live, name: str) -> None:
+    """Until the workspace has it."""
+    with trio.fail_after(30):
+        while not [e for e in await environment.workspace.listdir(".") if e.path == name]:
+            await trio.lowlevel.checkpoint()
+
+
+async def test_a_sentry_that_ends_while_nothing_runs_is_a_lost_environment() -> None:
+    async with live() as environment:
+        os.kill(sentry(environment), signal.SIGKILL)
+        with pytest.raises((ExecutionUnavailable, ExecutionRejected)) as caught:
+            await run_until_refused(environment)
+        # The second when the end was complete before the command came.
+        assert caught.value.code in (
+            UnavailableCode.ENVIRONMENT_LOST,
+            RejectedCode.ENVIRONMENT_GONE,
+        )
+
+
+async def test_a_guest_that_does_not_answer_is_killed_whole_and_replaced() -> None:
+    """The workspace outlives it, /tmp does not; limits and filter are those of before."""
+    async with live() as environment:
+        first = await environment.run("sh", "-c", "echo kept > file; echo lost > /tmp/file")
+        assert first.exit_code == 0
+        stopped = sentry(environment)
+        results = []
+
+        async def hang() -> None:
+            script = "touch started; sleep 100"
+            results.append(await environment.run("sh", "-c", script, timeout_seconds=5))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(hang)
+            await wait_file(environment, "started")
+            os.kill(stopped, signal.SIGSTOP)
+        (result,) = results
+        assert result.killed_by is KillReason.TIMEOUT
+        assert str(stopped) not in os.listdir("/proc")
+        after = await environment.run("sh", "-c", "cat file; ls /tmp; ulimit -p; echo more >> file")
+        assert after.stdout == b"kept\n64\n", after
+        assert [change.path for change in after.files_changed] == ["file"]
+        assert sentry(environment) != stopped
