@@ -123,7 +123,8 @@ async def run(settings: Settings, given: Given, log: logging.Logger) -> ExitStat
         if refusals:
             await _report_refusals(refusals, audit, log)
             return ExitStatus.REFUSED
-        status = await _SERVE[settings.sandbox](settings, given, audit, log)
+        serve = _serve_fake if settings.sandbox is SandboxMechanism.FAKE else _serve_launched
+        status = await serve(settings, given, audit, log)
     except* _UNABLE as group:
         for problem in _leaves(group):
             log.error("unable to go on: %s", problem)
@@ -171,47 +172,41 @@ class Assembled:
     lost: Callable[[], Awaitable[None]]
 
 
-async def _serve_namespaces(
+async def _serve_launched(
     settings: Settings, given: Given, audit: AuditSink, log: logging.Logger
 ) -> ExitStatus:
-    # Only the mechanism that was chosen is loaded.
-    from sbxd.mechanism.namespaces import open_namespaces
-
     try:
         async with (
-            open_namespaces(
-                settings.launcher_socket, seccomp_profile=settings.seccomp.profile
-            ) as mechanism,
+            _open_mechanism(settings, log) as mechanism,
             _assemble(settings, mechanism, audit, log) as assembled,
         ):
             return await _serve(settings, given, assembled, audit, log)
     except OSError as problem:
-        raise _no_launcher(problem) from None
+        raise CannotStart(
+            f"the launcher does not answer at launcher_socket ({problem.strerror}): is "
+            "sbxd-launcher.socket started?"
+        ) from None
 
 
-async def _serve_gvisor(
-    settings: Settings, given: Given, audit: AuditSink, log: logging.Logger
-) -> ExitStatus:
-    from sbxd.mechanism.gvisor import open_gvisor
+@asynccontextmanager
+async def _open_mechanism(settings: Settings, log: logging.Logger) -> AsyncIterator[Mechanism]:
+    """Only the mechanism that was chosen is loaded."""
+    profile = settings.seccomp.profile
+    if settings.sandbox is SandboxMechanism.GVISOR:
+        from sbxd.mechanism.gvisor import open_gvisor
 
-    try:
+        sha256 = settings.gvisor.runsc_sha256
         async with open_gvisor(
-            settings.launcher_socket,
-            seccomp_profile=settings.seccomp.profile,
-            runsc_sha256=settings.gvisor.runsc_sha256,
-        ) as mechanism:
-            log.info("runsc: %s", await mechanism.require_runsc(settings.gvisor.runsc_version))
-            async with _assemble(settings, mechanism, audit, log) as assembled:
-                return await _serve(settings, given, assembled, audit, log)
-    except OSError as problem:
-        raise _no_launcher(problem) from None
+            settings.launcher_socket, seccomp_profile=profile, runsc_sha256=sha256
+        ) as gvisor:
+            await read_boot_id(gvisor)
+            log.info("runsc: %s", await gvisor.require_runsc(settings.gvisor.runsc_version))
+            yield gvisor
+    else:
+        from sbxd.mechanism.namespaces import open_namespaces
 
-
-def _no_launcher(problem: OSError) -> CannotStart:
-    return CannotStart(
-        f"the launcher does not answer at launcher_socket ({problem.strerror}): is "
-        "sbxd-launcher.socket started?"
-    )
+        async with open_namespaces(settings.launcher_socket, seccomp_profile=profile) as namespaces:
+            yield namespaces
 
 
 @asynccontextmanager
@@ -309,13 +304,6 @@ async def _serve_fake(
         status = await _serve(settings, given, assembled, audit, log)
         nursery.cancel_scope.cancel()
         return status
-
-
-_SERVE = {
-    SandboxMechanism.FAKE: _serve_fake,
-    SandboxMechanism.GVISOR: _serve_gvisor,
-    SandboxMechanism.NAMESPACES: _serve_namespaces,
-}
 
 
 @dataclass(frozen=True)

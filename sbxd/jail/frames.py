@@ -197,7 +197,7 @@ def decode(raw: bytes) -> Frame:
                 return Quiet(number)
             case Verb.LIMIT if not rest:
                 return Limit(number)
-            case Verb.FILTER if number == 0:
+            case Verb.FILTER if number == 0 and rest and len(rest) % 8 == 0:
                 return Filter(rest)
             case Verb.EXITED:
                 (status,) = _NUMBER.unpack(rest)
