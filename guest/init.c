@@ -11,8 +11,10 @@
  * Freestanding: no library, no allocation, no state but what is below. It is started from a
  * descriptor, so it needs nothing of the image, not even a directory to lie in.
  *
- * A command is made by clone(CLONE_VM | CLONE_VFORK): this process sleeps until the exec or the
- * end, so the child may tell of a failure in memory, and no page table is copied.
+ * The process of the next command is made ahead, while none runs: it has the workload's identity
+ * and filter already, and waits for its streams. It shares this process's memory until its exec
+ * (CLONE_VM), so no page table is copied, it reads the command where this process has parsed it, and
+ * it tells of a failure there. No other process of its uid is alive in that time.
  *
  * Deliberately absent: any judgement of why a command ended; any way for a command to speak to
  * this process (the channel is closed in every child before its program runs).
@@ -57,6 +59,9 @@ static struct {
 
 static enum { IDLE, RUNNING, DRAINING } state;
 static long main_process;
+static long waiting;   /* the process made ahead, 0 for none */
+static int waiting_fd; /* our end of its socket: the end of file says that it is the command, or dead */
+static int pair[2];
 
 /* --- the kernel ------------------------------------------------------------------------------ */
 
@@ -277,31 +282,57 @@ static void execute(void)
     fail("execute", refused ? refused : -ENOENT);
 }
 
+static void take_the_streams(int socket)
+{
+    union {
+        struct cmsghdr head;
+        unsigned char room[CMSG_SPACE(3 * sizeof(int))];
+    } control;
+    static int streams[3];
+    char byte;
+    struct iovec vector = {&byte, 1};
+    struct msghdr message = {0};
+    message.msg_iov = &vector;
+    message.msg_iovlen = 1;
+    message.msg_control = &control;
+    message.msg_controllen = sizeof control;
+    if (call(SYS_recvmsg, socket, (long)&message, MSG_CMSG_CLOEXEC, 0, 0) != 1 ||
+        message.msg_controllen < CMSG_LEN(sizeof streams))
+        fail("take_the_streams", -EPROTO);
+    memcpy(streams, CMSG_DATA(&control.head), sizeof streams);
+    for (int i = 0; i < 3; i++)
+        must("take_the_streams", call(SYS_dup3, streams[i], i, 0, 0, 0));
+}
+
 /* The order is that of sbxd/jail/workload.py, as far as this kernel has the same things. */
 static void become_the_command(void)
 {
     uint64_t none = 0;
-    for (int i = 0; i < 3; i++)
-        must("take_the_streams", call(SYS_dup3, command.streams[i], i, 0, 0, 0));
-    must("close_descriptors", call(SYS_close_range, 3, 0x7fffffff, 0, 0, 0));
+    int socket = 3;
+    must("keep_its_descriptors", call(SYS_dup3, pair[1], socket, O_CLOEXEC, 0, 0));
+    must("keep_its_descriptors", call(SYS_close_range, socket + 1, 0x7fffffff, 0, 0, 0));
     must("leave_the_session", call(SYS_setsid, 0, 0, 0, 0, 0));
     call(SYS_umask, 022, 0, 0, 0, 0);
     limit(RLIMIT_CORE, 0, 0);
     limit(RLIMIT_NOFILE, 1024, 4096);
-    limit(RLIMIT_NPROC, processes_max, processes_max);
     must("become_the_workload", call(SYS_setgroups, 0, 0, 0, 0, 0));
     must("become_the_workload", call(SYS_setresgid, WORKLOAD_ID, WORKLOAD_ID, WORKLOAD_ID, 0, 0));
     must("become_the_workload", call(SYS_setresuid, WORKLOAD_ID, WORKLOAD_ID, WORKLOAD_ID, 0, 0));
     if (call(SYS_setresuid, 0, 0, 0, 0, 0) != -EPERM)
         fail("drop_capabilities", -EPERM);
-    enter_the_working_directory();
     must("forbid_new_privileges", call(SYS_prctl, PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0));
     struct sock_fprog program = {(unsigned short)filter_length, filter};
     must("reset_signals", call(SYS_rt_sigprocmask, SIG_SETMASK, (long)&none, 0, sizeof none, 0));
     must("confine_system_calls",
          call(SYS_seccomp, SECCOMP_SET_MODE_FILTER, 0, (long)&program, 0, 0));
+    take_the_streams(socket);
+    limit(RLIMIT_NPROC, processes_max, processes_max);
+    enter_the_working_directory();
+    must("close_descriptors", call(SYS_close_range, socket + 1, 0x7fffffff, 0, 0, 0));
     execute();
 }
+
+static long make_ahead(void);
 
 /* --- commands -------------------------------------------------------------------------------- */
 
@@ -333,25 +364,69 @@ static void drain(void)
     require(state == DRAINING, 11);
     state = IDLE;
     say(QUIET, command.number, NULL, NULL);
+    make_ahead();
+}
+
+/* Make the process of the next command; where that fails, RUN tries again and tells. */
+static long make_ahead(void)
+{
+    long error = call(SYS_socketpair, AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, (long)pair, 0);
+    if (error < 0)
+        return error;
+    command.failed_step = NULL;
+    long pid = clone_with_stack(CLONE_VM | SIGCHLD, stack + sizeof stack, become_the_command);
+    call(SYS_close, pair[1], 0, 0, 0, 0);
+    if (pid < 0) {
+        call(SYS_close, pair[0], 0, 0, 0, 0);
+        return pid;
+    }
+    waiting = pid;
+    waiting_fd = pair[0];
+    return 0;
+}
+
+static void hand_over_the_streams(void)
+{
+    union {
+        struct cmsghdr head;
+        unsigned char room[CMSG_SPACE(sizeof command.streams)];
+    } control = {0};
+    char byte = 0;
+    struct iovec vector = {&byte, 1};
+    struct msghdr message = {0};
+    message.msg_iov = &vector;
+    message.msg_iovlen = 1;
+    message.msg_control = &control;
+    message.msg_controllen = sizeof control;
+    control.head.cmsg_len = CMSG_LEN(sizeof command.streams);
+    control.head.cmsg_level = SOL_SOCKET;
+    control.head.cmsg_type = SCM_RIGHTS;
+    memcpy(CMSG_DATA(&control.head), command.streams, sizeof command.streams);
+    /* A process that is gone has left its reason, and the end of file comes at once. */
+    call(SYS_sendmsg, waiting_fd, (long)&message, MSG_NOSIGNAL, 0, 0);
+    while (call(SYS_read, waiting_fd, (long)&byte, 1, 0, 0) == -EINTR)
+        ;
 }
 
 static void run(void)
 {
-    command.failed_step = NULL;
-    long pid = clone_with_stack(CLONE_VM | CLONE_VFORK | SIGCHLD, stack + sizeof stack,
-                                become_the_command);
-    close_streams();
-    const char *step = command.failed_step;
-    int32_t error = command.failed_errno;
-    if (pid < 0) {
-        step = "clone";
-        error = (int32_t)-pid;
-    } else if (step) {
-        while (call(SYS_wait4, pid, 0, 0, 0, 0) == -EINTR)
-            ;
+    long error = waiting ? 0 : make_ahead();
+    const char *step = error < 0 ? "clone" : NULL;
+    if (!step) {
+        hand_over_the_streams();
+        call(SYS_close, waiting_fd, 0, 0, 0, 0);
+        step = command.failed_step;
+        error = -command.failed_errno;
     }
+    close_streams();
+    long pid = waiting;
+    waiting = 0;
     if (step) {
-        say(FAILED, command.number, &error, step);
+        int32_t number = (int32_t)-error;
+        while (pid && call(SYS_wait4, pid, 0, 0, 0, 0) == -EINTR)
+            ;
+        say(FAILED, command.number, &number, step);
+        make_ahead();
         return;
     }
     main_process = pid;
@@ -367,6 +442,10 @@ static void reap(void)
         long pid = call(SYS_wait4, -1, (long)&status, 1 /* WNOHANG */, 0, 0);
         if (pid <= 0)
             return;
+        if (pid == waiting) {
+            call(SYS_close, waiting_fd, 0, 0, 0, 0);
+            waiting = 0;
+        }
         if (state == RUNNING && pid == main_process) {
             say(EXITED, command.number, &status, NULL);
             state = DRAINING;
@@ -456,6 +535,7 @@ static void receive(void)
         require(room > 0 && room <= sizeof filter && room % sizeof filter[0] == 0, 25);
         memcpy(filter, frame + HEAD, room);
         filter_length = room / sizeof filter[0];
+        make_ahead();
         return;
     }
     default:
