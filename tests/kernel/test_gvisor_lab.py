@@ -73,6 +73,7 @@ async def test_the_daemon_tells_which_mechanism_and_which_runsc_it_uses() -> Non
     assert "sha256 " in item.detail
 
 
+@pytest.mark.gate("gate.sandbox.escape_denied")
 async def test_no_process_of_an_environment_is_in_the_hosts_user_namespace() -> None:
     assert uid_map(os.getpid()) == INITIAL_MAP, "the control: this process is"
     async with live() as environment:
@@ -84,6 +85,7 @@ async def test_no_process_of_an_environment_is_in_the_hosts_user_namespace() -> 
             assert uid(pid) >= 1879048192
 
 
+@pytest.mark.gate("gate.sandbox.escape_denied")
 async def test_the_sentry_has_a_uid_of_its_own_and_no_capability() -> None:
     async with live() as one, live() as two:
         uids = {uid(sentry(one)), uid(sentry(two))}
@@ -94,6 +96,7 @@ async def test_the_sentry_has_a_uid_of_its_own_and_no_capability() -> None:
         assert fields["Seccomp"] == "2"
 
 
+@pytest.mark.gate("gate.sandbox.network_denied")
 async def test_the_sentry_has_no_interface_and_its_root_is_empty() -> None:
     async with live() as environment:
         pid = sentry(environment)

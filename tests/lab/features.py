@@ -28,6 +28,7 @@ class Feature(StrEnum):
     LIMITS = "limits"  # the cpu, memory and pids controllers
     LOOP = "loop"  # loop devices
     NSDELEGATE = "nsdelegate"  # cgroup namespaces are delegation boundaries
+    LOOP_VOLUMES = "loop-volumes"  # no quota: each workspace is a loop-mounted ext4
     QUOTA = "quota"  # project quota, bytes and inodes, on /var/lib/sbxd
     ROOT = "root"  # root, with mounts and namespaces that are the test's to make
     SYSTEMD = "systemd"  # as PID 1, with its bus
@@ -61,8 +62,15 @@ _BOTH = frozenset(
 OFFERED: dict[LaneKind, frozenset[Feature]] = {
     LaneKind.HOST: frozenset(),
     LaneKind.CONTAINER: _BOTH
-    | {Feature.GVISOR, Feature.IMAGE_WORKLOADS, Feature.LANDLOCK, Feature.LANE_CONTAINER},
-    LaneKind.GVISOR: _BOTH | {Feature.GVISOR, Feature.LANDLOCK, Feature.LANE_GVISOR},
+    | {
+        Feature.GVISOR,
+        Feature.IMAGE_WORKLOADS,
+        Feature.LANDLOCK,
+        Feature.LANE_CONTAINER,
+        Feature.LOOP_VOLUMES,
+    },
+    LaneKind.GVISOR: _BOTH
+    | {Feature.GVISOR, Feature.LANDLOCK, Feature.LANE_GVISOR, Feature.LOOP_VOLUMES},
     LaneKind.UML: _BOTH
     | {
         Feature.APPARMOR,
