@@ -32,6 +32,8 @@ LANE_IMAGE = Path("/var/cache/sbxd-lab/image.tar")
 IDLE_COUNT = 20
 FILES = 10_000
 
+GVISOR = "gvisor"
+
 
 @dataclass(frozen=True)
 class Scale:
@@ -86,6 +88,8 @@ class Run:
         operations += [peers.bwrap(program) for program in programs]
         operations += [peers.crun(program) for program in ("true", "echo")]
         operations += [peers.scope("true")]
+        if self.mechanism == GVISOR:
+            operations += [peers.runsc(program) for program in programs]
         async with AsyncExitStack() as stack:
             if daemon is not None:
                 remote = await stack.enter_async_context(worker())
@@ -101,6 +105,8 @@ class Run:
     async def second(self, daemon: Daemon | None) -> None:
         """A second command in what runs already."""
         operations: list[Operation] = [self.peers.bare("true"), self.peers.crun_exec("true")]
+        if self.mechanism == GVISOR:
+            operations += [self.peers.runsc_exec(program) for program in ("true", "python3")]
         async with AsyncExitStack() as stack:
             if daemon is not None:
                 remote = await stack.enter_async_context(worker())
