@@ -14,13 +14,16 @@ specification.
 11 boot          runsc is born in it, and starts the Sentry and its gofer
 12 ready         process 1 within the sandbox says so, and gets the filter of system calls: it binds
                  commands to the same calls as on a host's kernel, and keeps them from the Sentry
-13 verify        what the kernel shows of Sentry, gofer and steward is what was asked for
+13 canary        a program of the image is started, confined and ended like a command; it also warms
+                 what the guest's kernel keeps of the image, so that no tenant waits for it
+14 verify        what the kernel shows of Sentry, gofer and steward is what was asked for
 
-`boot` repeats 10 to 13 on the same volume, when a Sentry has ended with a command.
+`boot` repeats 10 to 14 on the same volume, when a Sentry has ended with a command.
 
 Invariant: this module only builds, as `sbxd.launcher.prepare` does.
 """
 
+import errno
 import os
 import select
 import socket
@@ -49,6 +52,10 @@ from sbxd.launcher.kernel.runsc import Runsc
 from sbxd.launcher.requests import Boot, Booted, CgroupLimits, Kernel, Prepare, Prepared
 from sbxd.launcher.steps import StepFailed, Steps
 from sbxd.launcher.verify import Process, verify_process, verify_sentry
+
+CANARY = (b"true",)
+CANARY_PATH = b"/usr/bin:/bin"
+CANARY_SECONDS = 15.0
 
 
 class Known(NamedTuple):
@@ -236,6 +243,8 @@ def _start(
         with steps.step("ready"):
             _await_ready(ours, pidfd)
             ours.send(frames.encode(frames.Filter(ground.seccomp)))
+        with steps.step("canary"):
+            _run_canary(ours)
         with steps.step("verify"):
             _verify(ground, number, leaf[0], pid)
     return Started(pid, pidfd, ours, leaf)
@@ -268,10 +277,35 @@ def _await_ready(channel: socket.socket, pidfd: int) -> None:
     poll.register(pidfd, select.POLLIN)
     ready = dict(poll.poll(int(prepare.READY_SECONDS * 1000)))
     if not ready:
-        raise StepFailed("ready", 110, "process 1 of the sandbox did not get ready in time")
+        raise StepFailed(
+            "ready", errno.ETIMEDOUT, "process 1 of the sandbox did not get ready in time"
+        )
     raw = channel.recv(frames.FRAME_BYTES_MAX) if channel.fileno() in ready else b""
     if not raw or not isinstance(frames.decode(raw), frames.Ready):
         raise StepFailed("ready", 0, "the sandbox ended before process 1 was ready")
+
+
+def _run_canary(channel: socket.socket) -> None:
+    """An image without the program is none the worse: every step before it was taken.
+
+    Raises StepFailed, named after the step that failed; OSError; ValueError for no frame.
+    """
+    run = frames.Run(frames.CANARY, b".", CANARY, (), CANARY_PATH)
+    null = os.open(hostpaths.NULL_DEVICE, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        socket.send_fds(channel, [frames.encode(run)], [null, null, null])
+    finally:
+        os.close(null)
+    channel.settimeout(CANARY_SECONDS)
+    for kind in (frames.Started, frames.Exited, frames.Quiet):
+        found = frames.decode(channel.recv(frames.FRAME_BYTES_MAX))
+        if isinstance(found, frames.RunFailed):
+            if found.step in ("execute", "interpreter"):
+                break
+            raise StepFailed(f"canary.{found.step}", found.errno, "a command cannot be confined")
+        if not isinstance(found, kind):
+            raise OSError(errno.EPROTO, f"of the canary init says {type(found).__name__}")
+    channel.settimeout(None)
 
 
 def _verify(ground: Ground, number: int, leaf: int, sentry: int) -> None:
