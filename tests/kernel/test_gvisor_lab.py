@@ -164,3 +164,25 @@ async def test_a_guest_that_does_not_answer_is_killed_whole_and_replaced() -> No
         assert after.stdout == b"kept\n64\n", after
         assert [change.path for change in after.files_changed] == ["file"]
         assert sentry(environment) != stopped
+
+
+async def test_an_environment_that_ends_while_a_sentry_boots_leaves_nothing() -> None:
+    async with live() as environment:
+        place = box(environment)
+        results = []
+
+        async def hang() -> None:
+            script = "touch started; sleep 100"
+            results.append(await environment.run("sh", "-c", script, timeout_seconds=5))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(hang)
+            await wait_file(environment, "started")
+            os.kill(sentry(environment), signal.SIGSTOP)
+        assert results[0].killed_by is KillReason.TIMEOUT
+        assert is_there(place), "the control: it was there"
+    assert not is_there(place)
+
+
+def is_there(place: Path) -> bool:
+    return place.exists()
