@@ -3,8 +3,10 @@
 It speaks the frames of an init on the host, and three more: the daemon asks it to kill, it says
 when nothing is left, and it is told how many processes a command may have.
 
-Invariants: as of `sbxd.mechanism.init_client`; its word that nothing is left is believed no longer
-than the guest's kernel lives, and whoever does not want to wait for it kills that kernel.
+Invariants: as of `sbxd.mechanism.init_client`; a guest that says more than it was asked is broken,
+so that a hostile one cannot keep the daemon busy with words; its word that nothing is left is
+believed no longer than the guest's kernel lives, and whoever does not want to wait for it kills
+that kernel.
 """
 
 import socket
@@ -13,8 +15,10 @@ from collections.abc import Callable
 import trio
 
 from sbxd.jail import frames
-from sbxd.mechanism.init_client import InitClient
+from sbxd.mechanism.init_client import InitClient, Number
 from sbxd.mechanism.protocol import SandboxLost
+
+FRAMES_PER_COMMAND = 3  # STARTED, EXITED, QUIET
 
 
 class GuestClient(InitClient):
@@ -24,6 +28,12 @@ class GuestClient(InitClient):
         super().__init__(sock, on_lost)
         self._quiet: dict[int, trio.Event] = {}
         self._was_quiet: set[int] = set()
+        self._frames_left = 0
+
+    def expect(self, number: int) -> Number:
+        """Begin to listen to what the guest says of this number."""
+        self._frames_left += FRAMES_PER_COMMAND
+        return super().expect(number)
 
     async def limit(self, processes_max: int) -> None:
         """How many processes a command may have from now on. Raises SandboxLost."""
@@ -62,6 +72,9 @@ class GuestClient(InitClient):
         try:
             frame = frames.decode(raw)
         except frames.FrameError:
+            return False
+        self._frames_left -= 1
+        if self._frames_left < 0:
             return False
         if not isinstance(frame, frames.Quiet):
             return super()._deliver(raw)

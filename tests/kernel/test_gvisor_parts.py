@@ -188,6 +188,19 @@ async def test_a_guest_that_ends_was_never_quiet() -> None:
         assert not client.kill_nowait(1)
 
 
+async def test_a_guest_that_says_more_than_it_was_asked_is_lost() -> None:
+    async with connected() as (client, guest):
+        client.expect(1)
+        for frame in (frames.Started(1), frames.Exited(1, 0), frames.Quiet(1)):
+            await guest.say(frame)
+        with trio.fail_after(5):
+            await client.wait_quiet(1)
+        assert guest.lost == 0, "the control: this much is right"
+        await guest.say(frames.Quiet(1))
+        await trio.testing.wait_all_tasks_blocked()
+        assert guest.lost == 1
+
+
 @pytest.mark.parametrize("frame", [frames.Kill(1), frames.Limit(1), frames.Filter(bytes(8))])
 async def test_what_process_1_has_no_business_to_say_ends_it(frame: frames.Frame) -> None:
     async with connected() as (client, guest):
