@@ -147,9 +147,9 @@ def test_a_command_is_the_workload_without_any_power(guest: Guest) -> None:
 
 def test_the_process_limit_is_the_last_that_was_told(guest: Guest) -> None:
     guest.send(frames.Limit(7))
-    assert guest.output_of(1, "ulimit -p") == "7\n"
+    assert guest.output_of(1, "ulimit -p") == "6\n"  # besides the command's own
     guest.send(frames.Limit(9))
-    assert guest.output_of(2, "ulimit -p") == "9\n"
+    assert guest.output_of(2, "ulimit -p") == "8\n"
 
 
 @pytest.mark.parametrize(

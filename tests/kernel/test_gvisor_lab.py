@@ -161,7 +161,7 @@ async def test_a_guest_that_does_not_answer_is_killed_whole_and_replaced() -> No
         assert result.killed_by is KillReason.TIMEOUT
         assert str(stopped) not in os.listdir("/proc")
         after = await environment.run("sh", "-c", "cat file; ls /tmp; ulimit -p; echo more >> file")
-        assert after.stdout == b"kept\n64\n", after
+        assert after.stdout == b"kept\n63\n", after
         assert [change.path for change in after.files_changed] == ["file"]
         assert sentry(environment) != stopped
 
@@ -186,3 +186,53 @@ async def test_an_environment_that_ends_while_a_sentry_boots_leaves_nothing() ->
 
 def is_there(place: Path) -> bool:
     return place.exists()
+
+
+@pytest.mark.gate("gate.sandbox.escape_denied")
+async def test_a_command_reaches_neither_process_1_nor_its_channel() -> None:
+    async with live() as environment:
+        found = await environment.look(
+            """
+import signal
+tried = {f"open {name}": attempt(open, f"/proc/1/{name}", "rb") for name in
+         ("mem", "fd/3", "fd/4", "exe", "cwd", "root", "io")}
+tried["kill"] = attempt(os.kill, 1, signal.SIGKILL)
+tried["write"] = attempt(open, "/proc/1/oom_score_adj", "wb")
+tried["control"] = attempt(open, "/proc/self/status", "rb")
+tried["own"] = listed(os.listdir("/proc/self/fd"))
+answer(tried)
+"""
+        )
+        assert found.pop("control") == "ok"
+        assert found.pop("own") == "0 1 2 3"  # the last is the directory that is read
+        assert "ok" not in found.values(), found
+        assert (await environment.run("true")).exit_code == 0
+
+
+async def test_forks_beyond_the_limit_are_refused_and_the_next_command_is_whole() -> None:
+    async with live() as environment:
+        source = """
+import os
+children = []
+try:
+    while len(children) < 500:
+        pid = os.fork()
+        if pid == 0:
+            import time
+            time.sleep(60)
+        children.append(pid)
+except BlockingIOError:
+    pass
+print(len(children))
+"""
+        result = await environment.python(source)
+        assert (result.exit_code, result.stdout) == (0, b"63\n"), result
+        again = await environment.python(source)
+        assert again.stdout == b"63\n", "nothing of the first is left"
+
+
+async def test_what_a_command_leaves_in_tmp_is_there_for_the_next_and_for_no_other() -> None:
+    async with live() as one, live() as two:
+        await one.run("sh", "-c", "echo mine > /tmp/file")
+        assert (await one.run("cat", "/tmp/file")).stdout == b"mine\n"
+        assert (await two.run("cat", "/tmp/file")).exit_code == 1
