@@ -39,6 +39,7 @@ from sbxd.audit.journald import JournaldSink
 from sbxd.audit.sink import AuditSink, AuditUnavailable
 from sbxd.config import CredentialState, StartupRefusal, resolve_aliases, startup_refusals
 from sbxd.doors import DoorUnavailable, open_doors
+from sbxd.egress.host_network import HostNetworkUnreadable
 from sbxd.fake.engine import FakeEngine
 from sbxd.fake.script import Outcome, Script
 from sbxd.fake.service import FakeEnvironments
@@ -53,13 +54,16 @@ from sbxd.lifecycle.journal import (
     OneThread,
 )
 from sbxd.lifecycle.local import LocalEnvironments
+from sbxd.lifecycle.network import Egress
 from sbxd.lifecycle.provision import Provisioner
 from sbxd.lifecycle.reconcile import Reconciler
 from sbxd.lifecycle.registry import Clock, Registry, back_stop_seconds
 from sbxd.lifecycle.supervisor import Parts
 from sbxd.mechanism.protocol import Mechanism, MechanismError
+from sbxd.mechanisms import open_mechanism
 from sbxd.notify import Notifier
 from sbxd.port.ids import EnvironmentId
+from sbxd.proxies import open_proxies
 from sbxd.service.dispatch import Dispatch
 from sbxd.service.images import ImageStore, Unpacker, Users
 from sbxd.service.listener import Service
@@ -106,6 +110,7 @@ _UNABLE = (
     JournalUnreadable,
     JournalUnwritable,
     MechanismError,
+    HostNetworkUnreadable,
     OSError,
 )
 
@@ -177,8 +182,9 @@ async def _serve_launched(
 ) -> ExitStatus:
     try:
         async with (
-            _open_mechanism(settings, log) as mechanism,
-            _assemble(settings, mechanism, audit, log) as assembled,
+            open_mechanism(settings, log) as mechanism,
+            open_proxies(settings.egress, audit) as egress,
+            _assemble(settings, mechanism, egress, audit, log) as assembled,
         ):
             return await _serve(settings, given, assembled, audit, log)
     except OSError as problem:
@@ -189,29 +195,12 @@ async def _serve_launched(
 
 
 @asynccontextmanager
-async def _open_mechanism(settings: Settings, log: logging.Logger) -> AsyncIterator[Mechanism]:
-    """Only the mechanism that was chosen is loaded."""
-    profile = settings.seccomp.profile
-    if settings.sandbox is SandboxMechanism.GVISOR:
-        from sbxd.mechanism.gvisor import open_gvisor
-
-        sha256 = settings.gvisor.runsc_sha256
-        async with open_gvisor(
-            settings.launcher_socket, seccomp_profile=profile, runsc_sha256=sha256
-        ) as gvisor:
-            await read_boot_id(gvisor)
-            log.info("runsc: %s", await gvisor.require_runsc(settings.gvisor.runsc_version))
-            yield gvisor
-    else:
-        from sbxd.mechanism.namespaces import open_namespaces
-
-        async with open_namespaces(settings.launcher_socket, seccomp_profile=profile) as namespaces:
-            yield namespaces
-
-
-@asynccontextmanager
 async def _assemble(
-    settings: Settings, mechanism: Mechanism, audit: AuditSink, log: logging.Logger
+    settings: Settings,
+    mechanism: Mechanism,
+    egress: Egress,
+    audit: AuditSink,
+    log: logging.Logger,
 ) -> AsyncIterator[Assembled]:
     budgets = Budgets()
     boot_id = await read_boot_id(mechanism)
@@ -242,7 +231,7 @@ async def _assemble(
         environments = LocalEnvironments(
             registry,
             Provisioner(registry, parts, settings, clock),
-            CommandRules(settings=settings, budgets=budgets, audit=audit),
+            CommandRules(settings, budgets, audit, egress, on_command=registry.shares.wake),
             mechanism,
             reconciler,
             images.known,

@@ -9,8 +9,8 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
-from sbxd.port.egress import DENY_ALL, EgressPolicy
-from sbxd.port.limits import GIB, MIB, EnvironmentBudgets, ResourceLimits
+from sbxd.port.egress import EgressPolicy
+from sbxd.port.limits import GIB, MIB, EnvironmentBudgets, IoCeilings, ResourceLimits
 
 
 class SandboxMechanism(StrEnum):
@@ -72,7 +72,8 @@ class LimitSettings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     # A command is killed with PIDS at this many refused forks within the window.
     pids_refusals_max: Annotated[int, Meta(ge=1, le=1_000_000)] = 1000
     pids_refusals_window_seconds: Annotated[int, Meta(ge=1, le=60)] = 10
-    # Development hosts only: limits that may go unenforced, of memory, pids, cpu, volume.
+    io: IoCeilings = IoCeilings()
+    # Development hosts only: limits that may go unenforced, of memory, pids, cpu, io, volume.
     allow_unenforced_limits: tuple[str, ...] = ()
 
 
@@ -127,6 +128,25 @@ class ProcessEnvironmentSettings(Struct, frozen=True, forbid_unknown_fields=True
     ] = ()
 
 
+class EgressSettings(EgressPolicy, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The operator's policy, and what bounds the proxy of each environment with a network.
+
+    require_matching_sni: a tunnel has to begin with a TLS ClientHello for the requested host.
+    tunnels_max, connections_waiting_max: with and without a tunnel. head_seconds: from accept to
+    the end of the request. dial_seconds: all addresses together. idle_seconds: no byte either
+    way. denials_per_second: answered at once and recorded one by one; the others are counted.
+    """
+
+    require_matching_sni: bool = False
+    tunnels_max: Annotated[int, Meta(ge=1, le=4096)] = 128
+    connections_waiting_max: Annotated[int, Meta(ge=1, le=1024)] = 64
+    head_seconds: Annotated[int, Meta(ge=1, le=60)] = 5
+    resolve_seconds: Annotated[int, Meta(ge=1, le=60)] = 10
+    dial_seconds: Annotated[int, Meta(ge=1, le=60)] = 10
+    idle_seconds: Annotated[int, Meta(ge=10, le=86_400)] = 300
+    denials_per_second: Annotated[int, Meta(ge=1, le=1000)] = 10
+
+
 class Settings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The whole configuration. The defaults are the package's: production, token, gvisor."""
 
@@ -140,7 +160,7 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     reserve: ReserveSettings = ReserveSettings()
     service: ServiceSettings = ServiceSettings()
     process_environment: ProcessEnvironmentSettings = ProcessEnvironmentSettings()
-    egress: EgressPolicy = DENY_ALL
+    egress: EgressSettings = EgressSettings()
     allow_software_emulation: bool = False
     state_directory: Annotated[str, Meta(pattern=r"^/[^\x00]+\Z")] = "/var/lib/sbxd"
     runtime_directory: Annotated[str, Meta(pattern=r"^/[^\x00]+\Z")] = "/run/sbxd"

@@ -49,9 +49,10 @@ from sbxd.launcher.kernel import (
     volume,
 )
 from sbxd.launcher.kernel.runsc import Runsc
-from sbxd.launcher.requests import Boot, Booted, CgroupLimits, Kernel, Prepare, Prepared
+from sbxd.launcher.requests import VERIFY, Boot, Booted, CgroupLimits, Kernel, Prepare, Prepared
 from sbxd.launcher.steps import StepFailed, Steps
 from sbxd.launcher.verify import Process, verify_process, verify_sentry
+from sbxd.port.network import NetworkShape
 
 CANARY = (b"true",)
 CANARY_PATH = b"/usr/bin:/bin"
@@ -103,6 +104,8 @@ def _build(
     request: Prepare, filters: Filters, program: Runsc | None, steps: Steps, held: ExitStack
 ) -> Outcome:
     environment_id = request.environment_id
+    if request.network is not NetworkShape.NONE:
+        raise StepFailed("network", errno.EOPNOTSUPP, "there is no network on a guest's kernel")
     with steps.step("runsc"):
         program_fd = runsc.open_program(program, request.runsc_sha256)
         held.callback(os.close, program_fd)
@@ -151,10 +154,11 @@ def _build(
         controllers = cgroup.controllers_of(scope)
         cgroup.enable(scope, controllers)
         cgroup.apply(box, cgroup.box_limits(limits), controllers)
+        unlimited = cgroup.limit_io(box, request.io, hostpaths.state_disk(), controllers)
         cgroup.enable(box, controllers)
     ground = Ground(environment_id, ids, box, image, copies[1], program_fd, seccomp)
     started = _start(ground, 1, request.limits, steps, held)
-    with steps.step("verify"):
+    with steps.step(VERIFY):
         path = hostpaths.cgroup_path(environment_id, Process.STEWARD.value)
         verify_process(steward_pid, ids, path, Process.STEWARD)
     with steps.step("descriptors"):
@@ -167,6 +171,7 @@ def _build(
             os.open("cgroup.events", os.O_RDONLY | os.O_CLOEXEC, dir_fd=box),
             cgroup.open_or_null(box, "memory.current"),
             os.dup(workspace.mount_fd),
+            os.open(hostpaths.NULL_DEVICE, os.O_RDWR | os.O_CLOEXEC),  # there is no bridge
             *(os.dup(descriptor) for descriptor in started.leaf),
         ]
     reply = Prepared(
@@ -174,7 +179,7 @@ def _build(
         environment_id=environment_id,
         scope=hostpaths.scope_name(environment_id),
         volume_kind=workspace.kind,
-        unenforced=cgroup.unenforced(controllers),
+        unenforced=(*cgroup.unenforced(controllers), *unlimited),
         steps=steps.done,
     )
     report = Report(reply=reply, init_pid=started.pid, steward_pid=steward_pid, uid_base=ids.base)
@@ -245,7 +250,7 @@ def _start(
             ours.send(frames.encode(frames.Filter(ground.seccomp)))
         with steps.step("canary"):
             _run_canary(ours)
-        with steps.step("verify"):
+        with steps.step(VERIFY):
             _verify(ground, number, leaf[0], pid)
     return Started(pid, pidfd, ours, leaf)
 

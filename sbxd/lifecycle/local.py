@@ -13,6 +13,7 @@ from sbxd.audit.events import DestroyReason
 from sbxd.lifecycle import commands, errors
 from sbxd.lifecycle.commands import CommandRules
 from sbxd.lifecycle.environments import (
+    BridgeWorker,
     ContentSink,
     Description,
     OutputSink,
@@ -31,7 +32,7 @@ from sbxd.port.command import ExecutionCommand, ExecutionResult, FileChange
 from sbxd.port.environment import EnvironmentHandle, EnvironmentSpec
 from sbxd.port.ids import EnvironmentId
 from sbxd.port.workspace import WorkspaceProvenance
-from sbxd.wire.messages import EnvironmentInfo
+from sbxd.wire.descriptions import EnvironmentInfo
 
 
 class LocalEnvironments:
@@ -74,12 +75,19 @@ class LocalEnvironments:
         *,
         cancelled: trio.Event,
         on_output: OutputSink | None = None,
+        bridge: BridgeWorker | None = None,
     ) -> ExecutionResult:
         supervisor = self._find(owner, handle)
         with self._serving():
             try:
                 return await commands.execute(
-                    supervisor, command, self._rules, cancelled=cancelled, on_output=on_output
+                    supervisor,
+                    command,
+                    self._rules,
+                    cancelled=cancelled,
+                    on_output=on_output,
+                    overrun=lambda: self._registry.enforce_budgets(supervisor),
+                    bridge=bridge,
                 )
             finally:
                 self._registry.enforce_budgets(supervisor)
@@ -144,7 +152,7 @@ class LocalEnvironments:
             quarantined=await self._reconciler.quarantined(),
             reserve_ready=self._registry.reserve.ready,
             reserve_target=self._registry.reserve.target,
-            posture=await self._mechanism.posture(),
+            posture=(*await self._mechanism.posture(), *self._rules.egress.posture()),
         )
 
     async def list(self) -> tuple[EnvironmentInfo, ...]:

@@ -20,6 +20,7 @@ from sbxd.lifecycle.registry import Clock, Registry
 from sbxd.lifecycle.supervisor import Parts, Supervisor, Tenant
 from sbxd.mechanism.protocol import MechanismError, SlotProfile
 from sbxd.policy.budgets import Account, effective_budgets
+from sbxd.policy.network import network_shape
 from sbxd.port.environment import EnvironmentHandle, EnvironmentSpec
 from sbxd.port.errors import (
     ExecutionRejected,
@@ -29,6 +30,7 @@ from sbxd.port.errors import (
     StaleLease,
     UnavailableCode,
 )
+from sbxd.port.network import NetworkShape
 from sbxd.settings import Settings
 
 
@@ -64,7 +66,9 @@ class Provisioner:
             lease_epoch=specification.lease_epoch,
         )
         await self._wait_room(owner)
-        profile = SlotProfile(specification.image_digest, specification.limits)
+        profile = SlotProfile(
+            specification.image_digest, specification.limits, network_shape(specification.egress)
+        )
         budgets = effective_budgets(specification.budgets, self._settings.limits.budgets)
         tenant = Tenant(tenancy, specification, Account(budgets), taken_at=started_at)
         slot = self._registry.reserve.find(profile)
@@ -149,6 +153,8 @@ class Provisioner:
         specification = slot.specification
         _refuse_if_ending(slot)
         self._refuse_unenforced(slot)
+        if network_shape(specification.egress) is NetworkShape.NONE:
+            slot.sandbox.give_up_proxy_port()
         await slot.sandbox.assign(specification.limits)
         _refuse_if_ending(slot)
         now = self._clock.wall()

@@ -16,6 +16,9 @@ from sbxd.mechanism.gvisor_sandbox import GvisorSandbox
 from sbxd.mechanism.launcher_client import LauncherClient
 from sbxd.mechanism.namespaces import NamespacesMechanism
 from sbxd.mechanism.protocol import MechanismError, SlotProfile
+from sbxd.port.limits import IoCeilings
+
+NO_CEILINGS = IoCeilings()
 
 
 class GvisorMechanism(NamespacesMechanism):
@@ -30,9 +33,10 @@ class GvisorMechanism(NamespacesMechanism):
         client: LauncherClient,
         nursery: trio.Nursery,
         profile: str,
+        io: IoCeilings,
         runsc_sha256: str | None,
     ) -> None:
-        super().__init__(client, nursery, profile)
+        super().__init__(client, nursery, profile, io)
         self._runsc_sha256 = runsc_sha256
 
     def _preparation(self, request: Prepare) -> Prepare:
@@ -43,7 +47,7 @@ class GvisorMechanism(NamespacesMechanism):
     def _sandbox(
         self, profile: SlotProfile, reply: Prepared, descriptors: list[int]
     ) -> GvisorSandbox:
-        return GvisorSandbox(self._client, self._nursery, profile, reply, descriptors)
+        return GvisorSandbox(self._client, self._nursery, profile, reply, descriptors, self._doors)
 
     async def require_runsc(self, version: str | None) -> str:
         """What the launcher found, as text for the log.
@@ -71,6 +75,7 @@ async def open_gvisor(
     launcher_socket: str,
     *,
     seccomp_profile: str = SHIPPED_PROFILE,
+    io: IoCeilings = NO_CEILINGS,
     runsc_sha256: str | None = None,
 ) -> AsyncIterator[GvisorMechanism]:
     """The mechanism for the length of the block. Raises OSError when nothing listens.
@@ -81,7 +86,7 @@ async def open_gvisor(
     Leaving the block closes the launcher's channel, which ends every environment.
     """
     async with launcher_client.connect(launcher_socket) as client, trio.open_nursery() as nursery:
-        mechanism = GvisorMechanism(client, nursery, seccomp_profile, runsc_sha256)
+        mechanism = GvisorMechanism(client, nursery, seccomp_profile, io, runsc_sha256)
         try:
             yield mechanism
         finally:

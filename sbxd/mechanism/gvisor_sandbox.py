@@ -12,6 +12,7 @@ proof of emptiness need nobody's help. A Sentry that ends while no command runs,
 reason that the kernel counts, is a lost environment.
 """
 
+import errno
 from dataclasses import replace
 
 import trio
@@ -25,6 +26,7 @@ from sbxd.launcher.requests import (
     Died,
     DropLeaf,
 )
+from sbxd.mechanism.bridge import SocketBridgeDoor
 from sbxd.mechanism.guest_client import GuestClient
 from sbxd.mechanism.leaf import Leaf
 from sbxd.mechanism.namespaces_sandbox import (
@@ -127,6 +129,11 @@ class GvisorSandbox(NamespacesSandbox):
         super().release()
         if self._sentry is not None and self._running is None:
             self._sentry.close()
+
+    def open_bridge(self, *, waiting_max: int) -> SocketBridgeDoor:
+        """There is none: a socket of the host's is not let into the guest. Raises
+        MechanismError."""
+        raise MechanismError("open the bridge", errno.EOPNOTSUPP)
 
     # --- commands -----------------------------------------------------------------------------
 
@@ -268,6 +275,7 @@ class GvisorCommand:
             oom_kill=_added(now.oom_kill, self._before.oom_kill),
             oom_group_kill=_added(now.oom_group_kill, self._before.oom_group_kill),
             cpu_usage_us=_added(now.cpu_usage_us, self._before.cpu_usage_us),
+            disk_written_bytes=_added(now.disk_written_bytes, self._before.disk_written_bytes),
             memory_peak_bytes=now.memory_peak_bytes if self._is_first else None,
             pids_max_events=None,
             pids_peak=None,

@@ -1,162 +1,296 @@
-"""The grammar of egress destinations, and which of them an operator's list covers.
+"""Whether a host and port may be dialled, and at which addresses: one function, two callers.
 
-Invariants: pure; names only, never an address, a scheme or a default port; a wildcard is exactly
-one leftmost label; a name has one canonical form (lower case, no trailing dot) and every
-comparison is between canonical forms. Deliberately absent: resolving a name and judging an
-address.
+The sandbox proxy and the worker's outbound guard call `evaluate`; a structural test holds that
+nobody else does and that nothing else dials. Order: the host's grammar, the port, the rule, one
+resolution, every address. Invariants: nothing is looked up for a request that no rule covers; one
+resolution for one evaluation; one refused address refuses all; the addresses of `Allowed` are the
+ones that were judged, and the caller dials no other. Library-neutral: the injected resolver is the
+only thing awaited. Deliberately absent: dialling, a time limit (the resolver's), a cache.
 """
 
-import re
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Sequence
+from enum import StrEnum
+from typing import Protocol
 
 from msgspec import Struct, structs
 
-from sbxd.port.egress import EgressDestination, EgressMode, EgressPolicy
+from sbxd.policy.addresses import (
+    AddressMalformed,
+    AddressReason,
+    HostNetwork,
+    RefusedAddress,
+    judge_address,
+    parse_address,
+)
+from sbxd.policy.destinations import (
+    PORT_MAX,
+    DestinationInvalid,
+    canonical_host,
+    canonical_requested_host,
+    host_covers,
+)
+from sbxd.port.egress import EgressMode, EgressPolicy
 
-NAME_CHARACTERS_MAX = 253
-PORT_MAX = 65535
+ADDRESSES_MAX = 128
+HOST_SHOWN_MAX = 255
 
-_LABEL = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?")
-# What some resolvers read as a number, and hence the whole name as an address.
-_NUMERIC_LABEL = re.compile(r"[0-9]+|0x[0-9a-f]*")
-_WILDCARD = "*."
-
-
-class DestinationInvalid(ValueError):
-    """A destination outside the grammar. `part` is "host" or "ports"; text says what to write."""
-
-    def __init__(self, part: str, detail: str) -> None:
-        super().__init__(f"{part}: {detail}")
-        self.part = part
-        self.detail = detail
+Resolve = Callable[[str], Awaitable[Sequence[str]]]
+"""Looks one canonical fully qualified name up, exactly as it is (no search domains), and returns
+every address in text. Raises TimeoutError when it took too long and another OSError when it
+failed; bounds its own time."""
 
 
-class DestinationProblem(Struct, frozen=True, kw_only=True):
-    """One destination of a policy that is outside the grammar, by its position (from 0)."""
+class EgressRefusal(StrEnum):
+    """Why a destination is refused. The first two are malformed requests: nothing was judged."""
 
-    position: int
-    part: str
+    HOST_MALFORMED = "host_malformed"
+    PORT_MALFORMED = "port_malformed"
+    MODE_DENY = "mode_deny"
+    HOST_NOT_LISTED = "host_not_listed"
+    PORT_NOT_LISTED = "port_not_listed"
+    HOST_NOT_QUALIFIED = "host_not_qualified"
+    RESOLUTION_FAILED = "resolution_failed"
+    RESOLUTION_TIMED_OUT = "resolution_timed_out"
+    NO_ADDRESS = "no_address"
+    ADDRESS_MALFORMED = "address_malformed"
+    TOO_MANY_ADDRESSES = "too_many_addresses"
+    ADDRESS_REFUSED = "address_refused"
+    HOST_NETWORK = "host_network"
+    PAGE_NOT_PUBLIC_HTTPS = "page_not_public_https"
+    UNSUBSCRIBE_NOT_PUBLIC_HTTPS = "unsubscribe_not_public_https"
+
+
+MALFORMED = frozenset({EgressRefusal.HOST_MALFORMED, EgressRefusal.PORT_MALFORMED})
+"""Answered as a bad request (400); every other refusal as forbidden (403)."""
+
+
+class Allowed(Struct, frozen=True, kw_only=True):
+    """Dial one of `addresses`, and none else.
+
+    host: canonical. addresses: canonical text, in the resolver's order, each once, at least one.
+    rule: the entry that covers it, as "host:port,port".
+    """
+
+    host: str
+    port: int
+    addresses: tuple[str, ...]
+    rule: str
+
+
+class Refused(Struct, frozen=True, kw_only=True):
+    """Dial nothing.
+
+    host: canonical, or (HOST_MALFORMED) escaped and cut to 255 characters. rule: the entry that
+    covers the host, where one does. address, address_range: what was refused and the row that
+    refuses it, for a refusal by address. detail: what is wrong. remedy: what to do about it. Every
+    text is one line of printable ASCII.
+    """
+
+    reason: EgressRefusal
+    host: str
+    port: int
     detail: str
+    remedy: str
+    rule: str | None = None
+    address: str | None = None
+    address_range: str | None = None
 
 
-def canonical_host(host: str) -> str:
-    """The canonical form of a destination's host: lower case, "*." kept.
+class HostRule(Protocol):
+    """A rule of code instead of an operator's list: `sbxd.policy.public_https`."""
 
-    Raises:
-        DestinationInvalid: not ASCII letters, digits and hyphens in labels of 1 to 63; longer
-            than 253; a wildcard that is not the whole leftmost label or has nothing after it; a
-            trailing dot; an address, or a name whose last label a resolver reads as a number.
-    """
-    if not host.isascii():
-        raise DestinationInvalid("host", f"{host!r} is not ASCII: write the xn-- form of the name")
-    name = host.lower()
-    for mark, meaning in (("://", "a scheme"), ("/", "a path"), ("@", "user information")):
-        if mark in name:
-            raise DestinationInvalid("host", f"{host!r} holds {meaning}: give the name alone")
-    if ":" in name or name.startswith("["):
-        raise DestinationInvalid(
-            "host", f"{host!r} is an address or carries a port: give a name, and ports separately"
-        )
-    if name.endswith("."):
-        raise DestinationInvalid("host", f"{host!r} ends in a dot: remove it")
-    bare = name.removeprefix(_WILDCARD)
-    if "*" in bare:
-        raise DestinationInvalid(
-            "host", f"{host!r}: a wildcard is the whole leftmost label and nothing else (*.name)"
-        )
-    if len(name) > NAME_CHARACTERS_MAX:
-        raise DestinationInvalid(
-            "host", f"{len(name)} characters, and the most is {NAME_CHARACTERS_MAX}"
-        )
-    labels = bare.split(".")
-    for label in labels:
-        if not _LABEL.fullmatch(label):
-            raise DestinationInvalid(
-                "host",
-                f"{host!r}: {label!r} is not a label of 1 to 63 letters, digits and inner hyphens",
-            )
-    if _NUMERIC_LABEL.fullmatch(labels[-1]):
-        raise DestinationInvalid(
-            "host", f"{host!r} is an address or reads like one: only names can be listed"
-        )
-    return name
+    def rule_for(self, host: str, port: int) -> "str | Refused":
+        """The rule that covers a canonical host and a port, or the refusal."""
+        ...
 
 
-def canonical_destination(destination: EgressDestination) -> EgressDestination:
-    """The destination with its canonical host and its ports sorted, each once.
+async def evaluate(
+    policy: EgressPolicy | HostRule,
+    host: str,
+    port: int,
+    resolve: Resolve,
+    host_network: HostNetwork,
+) -> Allowed | Refused:
+    """Judge one destination, with at most one lookup.
+
+    Args:
+        policy: what may be reached; an entry that is outside the grammar covers nothing.
+        host: as it was requested. port: likewise.
+        resolve: see Resolve.
+        host_network: the host's own addresses and on-link prefixes.
 
     Raises:
-        DestinationInvalid: the host is outside the grammar, or the ports are none or out of range.
+        Whatever `resolve` raises besides OSError.
+
+    Cancellation: nothing is left behind.
     """
-    host = canonical_host(destination.host)
-    if not destination.ports:
-        raise DestinationInvalid("ports", "no port: there is no default, list each one")
-    for port in destination.ports:
-        if not 1 <= port <= PORT_MAX:
-            raise DestinationInvalid("ports", f"{port} is not a port (1 to {PORT_MAX})")
-    return EgressDestination(host=host, ports=tuple(sorted(set(destination.ports))))
+    matched = match_destination(policy, host, port)
+    if isinstance(matched, Refused):
+        return matched
+    try:
+        answers = await resolve(matched.host)
+    except TimeoutError:
+        return unresolved(matched, EgressRefusal.RESOLUTION_TIMED_OUT, "no answer in time")
+    except OSError as error:
+        cause = error.strerror or type(error).__name__
+        return unresolved(matched, EgressRefusal.RESOLUTION_FAILED, cause)
+    return judge_answers(matched, answers, host_network)
 
 
-def canonical_policy(policy: EgressPolicy) -> EgressPolicy:
-    """The policy with every destination in canonical form.
+class Matched(Struct, frozen=True, kw_only=True):
+    """A canonical host and a port that a rule covers; nothing was looked up."""
 
-    Raises:
-        DestinationInvalid: for the first destination that is outside the grammar.
-    """
-    return structs.replace(
-        policy,
-        destinations=tuple(canonical_destination(each) for each in policy.destinations),
+    host: str
+    port: int
+    rule: str
+
+
+def match_destination(policy: EgressPolicy | HostRule, host: str, port: int) -> Matched | Refused:
+    """The part of `evaluate` before the lookup."""
+    try:
+        name = canonical_requested_host(host)
+    except DestinationInvalid as invalid:
+        return Refused(
+            reason=EgressRefusal.HOST_MALFORMED,
+            host=shown(host),
+            port=port,
+            detail=invalid.detail,
+            remedy="Give one plain host name in ASCII, without a trailing dot; never an address.",
+        )
+    if not 1 <= port <= PORT_MAX:
+        return Refused(
+            reason=EgressRefusal.PORT_MALFORMED,
+            host=name,
+            port=port,
+            detail=f"{port} is not a port (1 to {PORT_MAX})",
+            remedy="Give a port from 1 to 65535.",
+        )
+    if isinstance(policy, EgressPolicy):
+        rule = _listed(policy, name, port)
+    else:
+        rule = policy.rule_for(name, port)
+    if isinstance(rule, Refused):
+        return rule
+    if "." not in name:
+        return Refused(
+            reason=EgressRefusal.HOST_NOT_QUALIFIED,
+            host=name,
+            port=port,
+            rule=rule,
+            detail=f"{name} has one label, and only fully qualified names are looked up",
+            remedy="Use the full name of the host, with its domain.",
+        )
+    return Matched(host=name, port=port, rule=rule)
+
+
+def _listed(policy: EgressPolicy, name: str, port: int) -> str | Refused:
+    if policy.mode is EgressMode.DENY:
+        return Refused(
+            reason=EgressRefusal.MODE_DENY,
+            host=name,
+            port=port,
+            detail="the policy denies every destination (mode `deny`)",
+            remedy="Work without the network, or ask the operator to list this destination.",
+        )
+    covering = []
+    for destination in policy.destinations:
+        if host_covers(destination.host.lower(), name) and _is_canonical(destination.host):
+            rule = f"{destination.host.lower()}:{','.join(map(str, destination.ports))}"
+            if port in destination.ports:
+                return rule
+            covering.append(rule)
+    if covering:
+        return Refused(
+            reason=EgressRefusal.PORT_NOT_LISTED,
+            host=name,
+            port=port,
+            rule=covering[0],
+            detail=f"{name} is listed, but not with port {port}: {' and '.join(covering[:4])}",
+            remedy="Use a listed port, or ask the operator to list this one.",
+        )
+    return Refused(
+        reason=EgressRefusal.HOST_NOT_LISTED,
+        host=name,
+        port=port,
+        detail=f"none of the {len(policy.destinations)} listed destinations covers {name}",
+        remedy=f"Use a listed destination, or ask the operator to list {name} with port {port}.",
     )
 
 
-def policy_problems(policy: EgressPolicy) -> tuple[DestinationProblem, ...]:
-    """Every destination of a policy that is outside the grammar; empty when all are fine."""
-    problems = []
-    for position, destination in enumerate(policy.destinations):
-        try:
-            canonical_destination(destination)
-        except DestinationInvalid as invalid:
-            problems.append(
-                DestinationProblem(position=position, part=invalid.part, detail=invalid.detail)
-            )
-    return tuple(problems)
-
-
-def host_covers(configured: str, requested: str) -> bool:
-    """Whether one canonical configured host covers a canonical requested one.
-
-    The same name or the same wildcard does; a wildcard covers a name with exactly one label more
-    than what follows the wildcard, and no other.
-    """
-    if configured == requested:
-        return True
-    if not configured.startswith(_WILDCARD) or requested.startswith(_WILDCARD):
+def _is_canonical(host: str) -> bool:
+    """Whether an entry is one at all: what is outside the grammar covers nothing."""
+    try:
+        return canonical_host(host) == host.lower()
+    except DestinationInvalid:
         return False
-    _, separator, parent = requested.partition(".")
-    return bool(separator) and parent == configured.removeprefix(_WILDCARD)
 
 
-def uncovered_ports(
-    requested: EgressDestination, configured: Iterable[EgressDestination]
-) -> tuple[int, ...]:
-    """The ports of a canonical destination that no canonical configured destination covers."""
-    covered = {
-        port
-        for destination in configured
-        if host_covers(destination.host, requested.host)
-        for port in destination.ports
-    }
-    return tuple(port for port in requested.ports if port not in covered)
+def unresolved(matched: Matched, reason: EgressRefusal, cause: str) -> Refused:
+    """The refusal of a name that could not be looked up."""
+    return Refused(
+        reason=reason,
+        host=matched.host,
+        port=matched.port,
+        rule=matched.rule,
+        detail=f"{matched.host} could not be resolved: {shown(cause)}",
+        remedy="Check the name; if it is right, try again later.",
+    )
 
 
-def configured_destinations(policy: EgressPolicy) -> tuple[EgressDestination, ...]:
-    """What the operator allows, canonical; nothing under mode `deny`.
+def judge_answers(
+    matched: Matched, answers: Sequence[str], host_network: HostNetwork
+) -> Allowed | Refused:
+    """The part of `evaluate` after the lookup: every address, and the first bad one refuses all."""
+    if not answers:
+        return unresolved(matched, EgressRefusal.NO_ADDRESS, "it has no address")
+    if len(answers) > ADDRESSES_MAX:
+        return unresolved(
+            matched,
+            EgressRefusal.TOO_MANY_ADDRESSES,
+            f"{len(answers)} addresses, and the most is {ADDRESSES_MAX}",
+        )
+    addresses = []
+    for answer in answers:
+        try:
+            judged = judge_address(parse_address(answer), host_network)
+        except AddressMalformed as malformed:
+            refused = unresolved(matched, EgressRefusal.ADDRESS_MALFORMED, str(malformed))
+            return structs.replace(refused, address=shown(answer))
+        if isinstance(judged, RefusedAddress):
+            return _refused_address(matched, judged, len(answers))
+        addresses.append(str(judged))
+    return Allowed(
+        host=matched.host,
+        port=matched.port,
+        addresses=tuple(dict.fromkeys(addresses)),
+        rule=matched.rule,
+    )
 
-    Raises:
-        DestinationInvalid: the policy has not passed the startup checks.
-    """
-    match policy.mode:
-        case EgressMode.DENY:
-            return ()
-        case EgressMode.ALLOWLIST:
-            return canonical_policy(policy).destinations
+
+def _refused_address(matched: Matched, refused: RefusedAddress, count: int) -> Refused:
+    carried = f", which carries {refused.embedded}" if refused.embedded else ""
+    among = f" (one of {count} addresses; one refuses all)" if count > 1 else ""
+    detail = f"{matched.host} resolves to {refused.address}{carried}{among}"
+    match refused.reason:
+        case AddressReason.RANGE:
+            reason = EgressRefusal.ADDRESS_REFUSED
+            detail += f", in a range that is never dialled: {refused.range_name}"
+        case AddressReason.HOST_NETWORK:
+            reason = EgressRefusal.HOST_NETWORK
+            detail += f", in the host's own network: {refused.range_name}"
+    return Refused(
+        reason=reason,
+        host=matched.host,
+        port=matched.port,
+        rule=matched.rule,
+        address=refused.address,
+        address_range=refused.range_name,
+        detail=detail,
+        remedy="No configuration permits this address. Use a service with a public one.",
+    )
+
+
+def shown(text: str) -> str:
+    """Text of unknown origin as one bounded line of printable ASCII."""
+    escaped = ascii(text[: HOST_SHOWN_MAX + 1])[1:-1]
+    return escaped if len(escaped) <= HOST_SHOWN_MAX else escaped[: HOST_SHOWN_MAX - 3] + "..."

@@ -19,6 +19,7 @@ from sbxd.lifecycle.environments import Environments, Peer, PeerRole
 from sbxd.policy.command import validate_command
 from sbxd.policy.containment import relative_bytes
 from sbxd.policy.images import default_image
+from sbxd.policy.network import network_grant
 from sbxd.policy.violations import violation_of
 from sbxd.port.command import ExecutionCommand
 from sbxd.port.environment import EnvironmentHandle
@@ -37,6 +38,7 @@ from sbxd.port.ids import EnvironmentId, RunId, TenantId
 from sbxd.service.exchange import Exchange, TooManyEntries
 from sbxd.settings import Settings
 from sbxd.wire import messages as m
+from sbxd.wire.descriptions import EnvironmentInfo, ImageInfo, PostureItem
 
 STDIN_BYTES_TOTAL = 256 * 1024 * 1024
 LIST_PAGE_BYTES = 512 * 1024
@@ -53,9 +55,9 @@ class Images(Protocol):
         chunks: AsyncIterator[bytes],
         expected_digest: str | None,
         label: str,
-    ) -> m.ImageInfo: ...
+    ) -> ImageInfo: ...
 
-    async def list(self) -> tuple[m.ImageInfo, ...]: ...
+    async def list(self) -> tuple[ImageInfo, ...]: ...
 
     async def remove(self, digest: str) -> None: ...
 
@@ -155,6 +157,10 @@ class Dispatch:
                 | m.WorkspaceProvenanceQuery()
             ):
                 return await self._workspace(peer, request, exchange)
+            case m.NetworkGrantQuery():
+                return m.NetworkGrantIs(
+                    request_id=request.request_id, policy=network_grant(self._settings.egress)
+                )
             case m.ImageImport() | m.ImageList() | m.ImageRemove():
                 return await self._image(request, exchange)
             case m.AdminDescribe() | m.AdminList() | m.AdminInspect() | m.Reconcile():
@@ -182,6 +188,7 @@ class Dispatch:
                 msgspec.structs.replace(command, stdin=stdin),
                 cancelled=exchange.end_by_event(),
                 on_output=exchange.send_output,
+                bridge=exchange.bridge if request.bridge else None,
             )
         await exchange.send_entries(result.files_changed)
         return m.Executed(
@@ -290,7 +297,7 @@ class Dispatch:
         posture = description.posture
         if description.quarantined:
             posture += (
-                m.PostureItem(
+                PostureItem(
                     name="quarantine",
                     state="degraded",
                     detail=f"not proven stopped: {', '.join(description.quarantined)}",
@@ -386,10 +393,10 @@ def _verb(request: m.AnyRequest) -> str:
 
 
 def _page(
-    infos: Sequence[m.EnvironmentInfo], *, skip: int
-) -> tuple[tuple[m.EnvironmentInfo, ...], bool]:
+    infos: Sequence[EnvironmentInfo], *, skip: int
+) -> tuple[tuple[EnvironmentInfo, ...], bool]:
     """As many infos from `skip` on as a frame holds, and whether there are more."""
-    page: list[m.EnvironmentInfo] = []
+    page: list[EnvironmentInfo] = []
     size = 0
     for info in infos[skip:]:
         entry = _shortened(info)
@@ -400,7 +407,7 @@ def _page(
     return tuple(page), skip + len(page) < len(infos)
 
 
-def _shortened(info: m.EnvironmentInfo) -> m.EnvironmentInfo:
+def _shortened(info: EnvironmentInfo) -> EnvironmentInfo:
     """With a running argv that is for reading, not for running again."""
     if info.running_argv is None:
         return info

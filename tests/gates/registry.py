@@ -25,7 +25,7 @@ class Milestone(StrEnum):
     LEASES = "leases"
 
 
-REACHED = frozenset({Milestone.FIRST_LIGHT})
+REACHED = frozenset({Milestone.FIRST_LIGHT, Milestone.EGRESS, Milestone.ARTIFACTS})
 
 
 @dataclass(frozen=True)
@@ -86,12 +86,14 @@ GATES = (
         Kind.CASE,
         Milestone.EGRESS,
         "Without egress configuration nothing is reachable, at the network namespace.",
+        "tests/redteam/test_network_denied.py",
     ),
     Gate(
         "gate.sandbox.egress_allowlisted",
         Kind.CASE,
         Milestone.EGRESS,
         "The listed destination is reached and nothing else is; every outcome is logged.",
+        "tests/redteam/test_egress_allowlisted.py",
     ),
     Gate(
         "gate.sandbox.no_credential_reaches",
@@ -116,11 +118,13 @@ GATES = (
         Kind.CASE,
         Milestone.ARTIFACTS,
         "An artifact's bytes are the bytes that were exported; a mismatch stores nothing.",
+        "tests/artifacts/test_service.py",
     ),
     Gate(
         "gate.sandbox.artifact_key_opaque",
         Kind.STRUCTURAL,
         Milestone.ARTIFACTS,
         "A storage key is made of the tenant's and the artifact's id and of nothing else.",
+        "tests/gates/test_artifact_key.py",
     ),
 )

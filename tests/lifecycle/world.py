@@ -15,7 +15,7 @@ from sbxd.audit.events import AuditEvent
 from sbxd.audit.sink import AuditUnavailable, MemorySink
 from sbxd.lifecycle.budgets import Budgets
 from sbxd.lifecycle.commands import CommandRules
-from sbxd.lifecycle.environments import OutputSink, Peer, PeerRole
+from sbxd.lifecycle.environments import BridgeWorker, OutputSink, Peer, PeerRole
 from sbxd.lifecycle.journal import Durability, Journal, JournalStore, JournalUnwritable
 from sbxd.lifecycle.local import LocalEnvironments
 from sbxd.lifecycle.provision import Provisioner
@@ -23,8 +23,8 @@ from sbxd.lifecycle.reconcile import Reconciler
 from sbxd.lifecycle.registry import Clock, Registry, back_stop_seconds
 from sbxd.lifecycle.supervisor import Parts
 from sbxd.port.command import ExecutionCommand, ExecutionResult
-from sbxd.port.egress import DENY_ALL
-from sbxd.port.environment import EnvironmentHandle, EnvironmentSpec
+from sbxd.port.egress import DENY_ALL, EgressPolicy
+from sbxd.port.environment import BridgeEndpoint, EnvironmentHandle, EnvironmentSpec
 from sbxd.port.ids import EnvironmentId, RunId, TenantId
 from sbxd.port.limits import MIB, ResourceLimits
 from sbxd.settings import (
@@ -38,6 +38,7 @@ from sbxd.settings import (
     Settings,
 )
 from tests.lifecycle.double import Behaviour, MechanismDouble, Script
+from tests.lifecycle.egress_double import EgressDouble
 
 ResultT = TypeVar("ResultT")
 
@@ -73,7 +74,13 @@ WITH_RESERVE = msgspec.structs.replace(DEFAULT, reserve=ReserveSettings(slots=2)
 
 
 def spec(
-    *, tenant: str = "tenant", run: str = "run", epoch: int = 1, limits: ResourceLimits = LIMITS
+    *,
+    tenant: str = "tenant",
+    run: str = "run",
+    epoch: int = 1,
+    limits: ResourceLimits = LIMITS,
+    egress: EgressPolicy = DENY_ALL,
+    bridge: BridgeEndpoint | None = None,
 ) -> EnvironmentSpec:
     return EnvironmentSpec(
         tenant_id=TenantId(tenant),
@@ -81,9 +88,9 @@ def spec(
         lease_epoch=epoch,
         image_digest=IMAGE,
         limits=limits,
-        egress=DENY_ALL,
+        egress=egress,
         environment={},
-        bridge=None,
+        bridge=bridge,
     )
 
 
@@ -151,6 +158,7 @@ class World:
     registry: Registry
     environments: LocalEnvironments
     reconciler: Reconciler
+    egress: EgressDouble
 
     async def run(
         self,
@@ -160,6 +168,7 @@ class World:
         ask: ExecutionCommand | None = None,
         cancelled: trio.Event | None = None,
         on_output: OutputSink | None = None,
+        bridge: BridgeWorker | None = None,
         peer: Peer = WORKER,
     ) -> ExecutionResult:
         """Execute one command that behaves so."""
@@ -171,6 +180,7 @@ class World:
             ask if ask is not None else command(),
             cancelled=cancelled if cancelled is not None else trio.Event(),
             on_output=on_output,
+            bridge=bridge,
         )
 
     def consistent_and_empty(self) -> bool:
@@ -205,7 +215,8 @@ async def open_world(
     clock = Clock(wall=lambda: NOW, new_id=lambda: EnvironmentId(f"{next(numbers):032x}"))
     registry = Registry(parts, settings, clock, known_images)
     reconciler = Reconciler(mechanism, journal, sink, budgets)
-    rules = CommandRules(settings=settings, budgets=budgets, audit=sink)
+    egress = EgressDouble(mechanism)
+    rules = CommandRules(settings, budgets, sink, egress, on_command=registry.shares.wake)
     environments = LocalEnvironments(
         registry,
         Provisioner(registry, parts, settings, clock),
@@ -217,7 +228,7 @@ async def open_world(
     try:
         async with trio.open_nursery() as nursery:
             await nursery.start(registry.run)
-            yield World(mechanism, store, sink, registry, environments, reconciler)
+            yield World(mechanism, store, sink, registry, environments, reconciler, egress)
             nursery.cancel_scope.cancel()
     finally:
         store.close()
