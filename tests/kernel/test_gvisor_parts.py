@@ -218,8 +218,9 @@ class Counted:
 
     def __init__(self, folder: Path) -> None:
         self.files = {name: folder / name for name in LEAF_DESCRIPTORS[1:]}
+        for path in self.files.values():
+            path.write_text("")
         self.write(oom=0, cpu=100)
-        self.files["leaf_kill"].write_text("")
         self.files["leaf_events"].write_text("populated 0\n")
         self.files["leaf_memory_peak"].write_text("4096\n")
         self.files["leaf_pids_peak"].write_text("50\n")
