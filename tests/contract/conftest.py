@@ -32,3 +32,12 @@ def clock(kind: str) -> MockClock | None:
 async def subject(kind: str) -> AsyncIterator[Subject]:
     async with SUBJECTS[kind]() as made:
         yield made
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """gVisor lets no socket of the host's into the guest: there is no bridge to keep a contract."""
+    for item in items:
+        if "tests/contract/test_bridge.py" in item.nodeid:
+            kept = [mark for mark in item.own_markers if mark.name != "also"]
+            if len(kept) < len(item.own_markers):
+                item.own_markers = [*kept, pytest.mark.also("uml").mark]
