@@ -20,7 +20,8 @@ from sbxctl.session import run_verb
 from sbxctl.units import human_bytes
 from sbxd.client.admin import AdminClient
 from sbxd.port.errors import ExecutionRejected, RejectedCode
-from sbxd.wire.messages import ImageFormat, ImageInfo
+from sbxd.wire.descriptions import ImageInfo
+from sbxd.wire.messages import ImageFormat
 
 _CHUNK = 256 * 1024
 _BLOCK = 512

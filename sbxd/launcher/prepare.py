@@ -10,7 +10,7 @@
  8 launch        init and the steward are born in their leaves, in namespaces of their own
  9 ready         init says that construction is complete
 10 anchor        the anchor is killed and reaped: the scope's root holds no process
-11 controllers   cpu, memory and pids are handed down, and the box gets its limits
+11 controllers   cpu, io, memory and pids are handed down, and the box gets its limits
 12 verify        what the kernel shows of init, of the steward and of a process that was confined
                  like a command (`canary`) is what was asked for
 13 leaf          exec-1 with the specification's limits
@@ -33,9 +33,10 @@ from sbxd.launcher import canary
 from sbxd.launcher.filters import Filters
 from sbxd.launcher.helpers import Outcome, Report
 from sbxd.launcher.kernel import apparmor, cgroup, hostpaths, images, mounts, systemd, uids, volume
-from sbxd.launcher.requests import CgroupLimits, Prepare, Prepared
+from sbxd.launcher.requests import VERIFY, CgroupLimits, Prepare, Prepared
 from sbxd.launcher.steps import StepFailed, Steps
 from sbxd.launcher.verify import Process, verify_command, verify_process
+from sbxd.port.network import PROXY_PORT, NetworkShape
 
 HOSTNAME = "sandbox"
 SCOPE_SECONDS = 15.0
@@ -49,6 +50,7 @@ RLIMITS = {
     "RLIMIT_MSGQUEUE": (0, 0),
     "RLIMIT_NICE": (0, 0),
     "RLIMIT_RTPRIO": (0, 0),
+    "RLIMIT_SIGPENDING": (1024, 1024),  # POSIX timers, too, are counted here
     "RLIMIT_STACK": (8 * 1024 * 1024, 8 * 1024 * 1024),
 }
 
@@ -86,9 +88,9 @@ def _build(request: Prepare, filters: Filters, steps: Steps, held: ExitStack) ->
         held.callback(os.close, anchor.user_namespace)
         mounts.id_map(workspace.mount_fd, anchor.user_namespace)
         with suppress_unsupported():
-            _id_map(image, [(uids.IMAGE_BASE + i, ids.outer(i), 1) for i in INNER_IDS])
+            id_map(image, [(uids.IMAGE_BASE + i, ids.outer(i), 1) for i in INNER_IDS])
     with steps.step("scope"):
-        _start_scope(request, anchor.pid)
+        start_scope(request, anchor.pid, request.limits)
     with steps.step("box"):
         scope = cgroup.open_directory(hostpaths.scope_directory(environment_id))
         held.callback(os.close, scope)
@@ -116,11 +118,16 @@ def _build(request: Prepare, filters: Filters, steps: Steps, held: ExitStack) ->
         rlimits=RLIMITS,
         apparmor_label=label,
         landlock_version=_landlock_version(),
+        proxy_port=PROXY_PORT if request.network is NetworkShape.PROXY_PORT else None,
     )
     with steps.step("launch"):
         launched = construct.launch(plan, mounts.write_maps)
         held.callback(os.close, launched.init_pidfd)
         held.callback(os.close, launched.steward_pidfd)
+        proxy = () if launched.proxy_listener is None else (launched.proxy_listener,)
+        for descriptor in proxy:
+            held.callback(os.close, descriptor)
+        held.callback(os.close, launched.bridge_fd)
         init_theirs.close()
         steward_theirs.close()
     with steps.step("ready"):
@@ -131,9 +138,10 @@ def _build(request: Prepare, filters: Filters, steps: Steps, held: ExitStack) ->
         controllers = cgroup.controllers_of(scope)
         cgroup.enable(scope, controllers)
         cgroup.apply(box, cgroup.box_limits(request.limits), controllers)
+        unlimited = cgroup.limit_io(box, request.io, hostpaths.state_disk(), controllers)
         cgroup.enable(box, controllers)
         cgroup.give_procs(box, ids.outer(0))
-    with steps.step("verify"):
+    with steps.step(VERIFY):
         _verify(environment_id, ids, launched)
         with canary.running(init_ours, box, request.limits, ids.outer(0)) as (pid, name):
             path = hostpaths.cgroup_path(environment_id, name)
@@ -155,14 +163,15 @@ def _build(request: Prepare, filters: Filters, steps: Steps, held: ExitStack) ->
             box_events,
             box_memory,
             os.dup(workspace.mount_fd),
-            *(os.dup(descriptor) for descriptor in leaf),
+            os.dup(launched.bridge_fd),
+            *(os.dup(descriptor) for descriptor in (*leaf, *proxy)),
         ]
     reply = Prepared(
         ticket=request.ticket,
         environment_id=environment_id,
         scope=hostpaths.scope_name(environment_id),
         volume_kind=workspace.kind,
-        unenforced=cgroup.unenforced(controllers),
+        unenforced=(*cgroup.unenforced(controllers), *unlimited),
         steps=steps.done,
     )
     report = Report(
@@ -185,7 +194,8 @@ def suppress_unsupported() -> Iterator[None]:
             raise
 
 
-def _id_map(mount: int, lines: list[mounts.MapLine]) -> None:
+def id_map(mount: int, lines: list[mounts.MapLine]) -> None:
+    """Show the owners of the disk as these lines say. Raises OSError."""
     namespace = mounts.user_namespace(mounts.map_text(lines))
     try:
         mounts.id_map(mount, namespace)
@@ -193,9 +203,10 @@ def _id_map(mount: int, lines: list[mounts.MapLine]) -> None:
         os.close(namespace)
 
 
-def _start_scope(request: Prepare, anchor: int) -> None:
+def start_scope(request: Prepare, anchor: int, limits: CgroupLimits) -> None:
+    """Have PID 1 put a scope around the anchor. limits: of the leaf. Raises OSError."""
     properties = systemd.scope_properties(
-        request.environment_id, anchor, request.limits, request.back_stop_seconds
+        request.environment_id, anchor, limits, request.back_stop_seconds
     )
     with systemd.connect() as manager:
         job = manager.start_scope(hostpaths.scope_name(request.environment_id), properties)
@@ -205,11 +216,12 @@ def _start_scope(request: Prepare, anchor: int) -> None:
 def _make_box(scope: int, held: ExitStack) -> tuple[int, int, int]:
     """box, box/init and box/steward. No controller is enabled yet: the box itself holds a process
     while the two are born."""
-    box = _make_cgroup(scope, "box", held)
-    return box, _make_cgroup(box, "init", held), _make_cgroup(box, "steward", held)
+    box = make_cgroup(scope, "box", held)
+    return box, make_cgroup(box, "init", held), make_cgroup(box, "steward", held)
 
 
-def _make_cgroup(parent: int, name: str, held: ExitStack) -> int:
+def make_cgroup(parent: int, name: str, held: ExitStack) -> int:
+    """A new cgroup; its descriptor is closed with the stack. Raises OSError."""
     os.mkdir(name, 0o755, dir_fd=parent)
     descriptor = os.open(name, os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW, dir_fd=parent)
     held.callback(os.close, descriptor)

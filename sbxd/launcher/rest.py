@@ -1,9 +1,10 @@
-"""The other slow verbs (run in helpers): images, inventory, probe."""
+"""The other slow verbs (run in helpers): images, inventory, probe, shares."""
 
 from sbxd.launcher.helpers import Outcome, Report
-from sbxd.launcher.kernel import images
+from sbxd.launcher.kernel import hostpaths, images, systemd
 from sbxd.launcher.kernel import inventory as kernel_inventory
 from sbxd.launcher.kernel import probe as kernel_probe
+from sbxd.launcher.kernel.runsc import Runsc
 from sbxd.launcher.requests import (
     Acknowledged,
     ImageDrop,
@@ -13,6 +14,7 @@ from sbxd.launcher.requests import (
     InventoryItem,
     Probe,
     Probed,
+    Share,
 )
 from sbxd.launcher.steps import Steps
 
@@ -46,8 +48,16 @@ def inventory(request: Inventory) -> Outcome:
     return Outcome(Report(reply=reply))
 
 
-def probe(request: Probe) -> Outcome:
-    """Raises StepFailed."""
+def probe(request: Probe, runsc: Runsc | None) -> Outcome:
+    """runsc: the program that the launcher found. Raises StepFailed."""
     with Steps().step("probe"):
-        items = kernel_probe.run()
+        items = (*kernel_probe.run(), kernel_probe.of_runsc(runsc))
     return Outcome(Report(reply=Probed(ticket=request.ticket, items=tuple(items))))
+
+
+def share(request: Share) -> Outcome:
+    """Raises StepFailed."""
+    with Steps().step("share"), systemd.connect() as manager:
+        for each in request.weights:
+            manager.set_cpu_weight(hostpaths.scope_name(each.environment_id), each.cpu_weight)
+    return Outcome(Report(reply=Acknowledged(ticket=request.ticket)))

@@ -40,7 +40,8 @@ from sbxd.service.image_blobs import (
     digest_of,
     write_all,
 )
-from sbxd.wire.messages import ImageFormat, ImageHold, ImageImport, ImageInfo
+from sbxd.wire.descriptions import ImageHold, ImageInfo
+from sbxd.wire.messages import ImageFormat, ImageImport
 
 _T = TypeVar("_T")
 _Args = TypeVarTuple("_Args")

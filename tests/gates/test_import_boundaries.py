@@ -65,6 +65,7 @@ LAYERS = (
     # The formats of images, for whoever takes one apart.
     Layer("sbxd.oci", (), ("msgspec",), IMPURE),
     Layer("sbxd.audit.events", ("sbxd.port", "sbxd.policy"), ("msgspec",), IMPURE),
+    Layer("sbxd.audit.lease_events", ("sbxd.audit.events", "sbxd.port"), ("msgspec",), IMPURE),
     Layer("sbxd.audit.encode", ("sbxd.audit.events",), ("msgspec",), IMPURE),
     # The worker's side.
     Layer("sbxd.client", PURE, ("msgspec", "anyio"), SPAWNING),
@@ -72,13 +73,20 @@ LAYERS = (
     Layer("sbxd.fake", PURE, ("msgspec", "anyio"), SPAWNING),
     Layer("sbxd.tools", (*PURE, "sbxd.client", "sbxd.artifacts"), ("msgspec", "anyio", "mcp"),
           SPAWNING),
-    Layer("sbxd.artifacts", PURE, ("msgspec", "anyio", "aiosqlite", "psycopg"), SPAWNING),
+    Layer("sbxd.artifacts", PURE, ("msgspec", "anyio"), SPAWNING),
+    Layer("sbxd.artifacts.metadata_sqlite", (*PURE, "sbxd.artifacts"), ("anyio", "aiosqlite"),
+          SPAWNING),
+    Layer("sbxd.artifacts.metadata_postgres", (*PURE, "sbxd.artifacts"), ("anyio", "psycopg"),
+          SPAWNING),
+    Layer("sbxd.worker_cli", (*PURE, "sbxd.artifacts", "sbxd.client"),
+          ("msgspec", "anyio", "click"), SPAWNING),
     # The daemon.
     Layer("sbxd.config", PURE, ("msgspec",), SPAWNING),
     Layer("sbxd.audit", PURE, ("msgspec", "trio"), SPAWNING),
     Layer("sbxd.fake.service", (*PURE, "sbxd.fake", "sbxd.lifecycle.environments", "sbxd.audit"),
           ("msgspec", "anyio", "trio"), SPAWNING),
     Layer("sbxd.notify", (), (), SPAWNING),
+    Layer("sbxd.mechanisms", ("sbxd.mechanism", "sbxd.settings"), ("trio",), SPAWNING),
     Layer("sbxd.doors", ("sbxd.audit.events", "sbxd.service.listener"), ("trio",), SPAWNING),
     Layer("sbxd.mechanism",
           (*PURE, "sbxd.launcher.requests", "sbxd.launcher.channel",
@@ -87,13 +95,19 @@ LAYERS = (
     Layer("sbxd.mechanism.protocol", ("sbxd.port", "sbxd.wire"), (), IMPURE),
     Layer("sbxd.lifecycle", (*PURE, "sbxd.audit", "sbxd.mechanism.protocol"),
           ("msgspec", "trio", "trio_asyncio", "aiosqlite"), SPAWNING),
-    Layer("sbxd.egress", (*PURE, "sbxd.audit"), ("msgspec", "trio"), SPAWNING),
+    Layer("sbxd.egress", ("sbxd.port", "sbxd.policy", "sbxd.settings"), ("msgspec", "trio"),
+          SPAWNING),
     Layer("sbxd.service",
           (*PURE, "sbxd.oci", "sbxd.audit", "sbxd.lifecycle", "sbxd.mechanism.protocol"),
           ("msgspec", "trio"), SPAWNING),
+    Layer("sbxd.proxies",
+          (*PURE, "sbxd.audit", "sbxd.egress", "sbxd.lifecycle.network",
+           "sbxd.mechanism.protocol"),
+          ("trio",), SPAWNING),
     Layer("sbxd.daemon",
           (*PURE, "sbxd.config", "sbxd.audit", "sbxd.fake", "sbxd.mechanism", "sbxd.lifecycle",
-           "sbxd.egress", "sbxd.service", "sbxd.notify", "sbxd.doors"),
+           "sbxd.egress", "sbxd.proxies", "sbxd.service", "sbxd.notify", "sbxd.doors",
+           "sbxd.mechanisms"),
           ("msgspec", "trio"), SPAWNING),
     Layer("sbxd.__main__", ("sbxd.daemon", "sbxd.config", "sbxd.settings", "sbxd.notify"),
           ("trio",), SPAWNING),
@@ -120,7 +134,7 @@ LAYERS = (
 )  # fmt: skip
 
 # The packages that a worker imports; nothing of the other side may come with them.
-WORKER = ("sbxd.client", "sbxd.fake", "sbxd.tools", "sbxd.artifacts", *PURE)
+WORKER = ("sbxd.client", "sbxd.fake", "sbxd.tools", "sbxd.artifacts", "sbxd.worker_cli", *PURE)
 # One module of `fake` is the daemon's: `sandbox = "fake"`.
 DAEMON_PART_OF_FAKE = "sbxd.fake.service"
 FORBIDDEN_TO_WORKERS = (
@@ -264,8 +278,12 @@ def loaded_by(*names: str) -> set[str]:
 
 
 def test_importing_the_workers_packages_loads_no_runtime_and_nothing_of_the_daemon() -> None:
-    loaded = loaded_by("sbxd.client", "sbxd.fake", "sbxd.port", "sbxd.policy", "sbxd.wire")
+    loaded = loaded_by(
+        *("sbxd.client", "sbxd.fake", "sbxd.artifacts", "sbxd.worker_cli"),
+        *("sbxd.port", "sbxd.policy", "sbxd.wire"),
+    )
     assert {"sbxd.client.remote", "sbxd.fake.environment", "anyio"} <= loaded
+    assert {"sbxd.artifacts.metadata_postgres", "sbxd.worker_cli.artifacts"} <= loaded
     # anyio itself loads `subprocess`; what our own modules name is the walk's business above.
     forbidden = tuple(each for each in FORBIDDEN_TO_WORKERS if each not in SPAWNING)
     assert sorted(name for name in loaded if within(name, forbidden)) == []

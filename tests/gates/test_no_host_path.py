@@ -22,6 +22,7 @@ from sbxctl.__main__ import DEFAULT_SOCKET
 from sbxd.port import (
     artifact,
     command,
+    credentials,
     egress,
     environment,
     errors,
@@ -30,12 +31,15 @@ from sbxd.port import (
     workspace,
 )
 from sbxd.settings import Settings
-from sbxd.wire import messages
+from sbxd.wire import descriptions, leases, messages, repair
 from tests.gates.source import Module, aliases, called, dotted, literals, load
 
 pytestmark = pytest.mark.gate("gate.sandbox.spec_has_no_host_path")
 
-PORT_MODULES = (artifact, command, egress, environment, errors, ids, limits, workspace, messages)
+PORT_MODULES = (
+    artifact, command, credentials, egress, environment, errors, ids, limits, workspace,
+    descriptions, leases, messages, repair,
+)  # fmt: skip
 
 # Words of a field's name that stand for something of the host.
 HOST_WORDS = frozenset(
@@ -63,6 +67,7 @@ FIELD_EXCEPTIONS = {
 # What is raised or sent across the port, and what a mechanism hands to the layer that does.
 ERRORS = frozenset(
     {
+        "ArtifactIntegrityError", "ArtifactRejected", "ArtifactUnavailable",
         "BudgetExhausted", "CommandNotStarted", "EscapeSuspected", "ExecutionRejected",
         "ExecutionUnavailable",
         "Failed", "MechanismError", "Rejected", "RunBudgetTooLow", "RunFailed",
@@ -96,13 +101,22 @@ INSIDE = "inside the environment: "
 DOCTOR = "doctor reads the host's kernel, and tells an operator where: "
 # (module, how the literal starts) -> why it may be there.
 LITERAL_EXCEPTIONS = {
+    ("sbxd.worker_cli.config", "/etc/sbxd/worker.toml"): "the worker tier's own configuration",
     ("sbxd.jail.build", "/dev/null"): "init's own stdin, before it has a root of its own",
     ("sbxd.jail.mounts", "/dev/"): "the host's device nodes, cloned one by one into the new /dev",
     ("sbxd.jail.mounts", "/proc/self/fd"): INSIDE + "what /dev/fd points to",
     ("sbxd.jail.label", "/proc"): INSIDE + "the child's own /proc, proven to be proc",
     ("sbxd.jail.workload", "/proc/self/oom_score_adj"): INSIDE + "the child's own /proc",
+    ("sbxd.launcher.kernel.oci_spec", "/proc"): INSIDE + "the guest's own",
+    ("sbxd.launcher.kernel.oci_spec", "/sys"): INSIDE + "the guest's own",
+    ("sbxd.launcher.kernel.oci_spec", "/tmp"): INSIDE + "the guest's own",
+    ("sbxd.launcher.kernel.oci_spec", "/dev/shm"): INSIDE + "the guest's own",
+    ("sbxd.launcher.sentry", "/usr/bin:/bin"): INSIDE + "where the canary's program is looked for",
+    ("sbxd.launcher.kernel.runsc", "/dev/null"): "of the small root that runsc is given",
+    ("sbxd.launcher.kernel.runsc", "/tmp"): "of the small root that runsc is given",
     ("sbxd.policy.child_environment", "/usr/local/sbin:"): INSIDE + "the image's PATH",
     ("sbxd.policy.child_environment", "/tmp"): INSIDE + "TMPDIR",
+    ("sbxd.port.environment", "/dev/sbx-bridge"): INSIDE + "the bridge's socket",
     ("sbxd.probes.files", ""): INSIDE + "what the probes try there",
     ("sbxd.probes.hardening", ""): INSIDE + "what the probes try there",
     ("sbxd.probes.kernel_surface", ""): INSIDE + "what the probes try there",

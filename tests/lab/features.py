@@ -24,16 +24,20 @@ class Feature(StrEnum):
     IDMAP = "idmap"  # id-mapped mounts of the file system at /var/lib/sbxd
     IMAGE = "image"  # a root file system for sandboxes, as a tar
     IMAGE_WORKLOADS = "image-workloads"  # a larger one: compilers, runtimes, numpy
+    IO = "io"  # the io controller, and a disk below /var/lib/sbxd that it knows
     LANDLOCK = "landlock"
     LIMITS = "limits"  # the cpu, memory and pids controllers
     LOOP = "loop"  # loop devices
     NSDELEGATE = "nsdelegate"  # cgroup namespaces are delegation boundaries
+    LOOP_VOLUMES = "loop-volumes"  # no quota: each workspace is a loop-mounted ext4
     QUOTA = "quota"  # project quota, bytes and inodes, on /var/lib/sbxd
     ROOT = "root"  # root, with mounts and namespaces that are the test's to make
     SYSTEMD = "systemd"  # as PID 1, with its bus
     # For what is to be seen in one lane only.
     LANE_CONTAINER = "lane-container"
+    LANE_GVISOR = "lane-gvisor"
     LANE_UML = "lane-uml"
+    LANE_QEMU = "lane-qemu"
 
 
 class LaneKind(StrEnum):
@@ -42,10 +46,12 @@ class LaneKind(StrEnum):
     HOST = "host"
     NATIVE = "native"
     CONTAINER = "container"
+    GVISOR = "gvisor"  # as container; its daemon serves sandbox = "gvisor"
     UML = "uml"
+    QEMU = "qemu"
 
 
-_BOTH = frozenset(
+_EVERYWHERE = frozenset(
     {
         Feature.CGROUP2,
         Feature.DAEMON,
@@ -58,15 +64,35 @@ _BOTH = frozenset(
 )
 OFFERED: dict[LaneKind, frozenset[Feature]] = {
     LaneKind.HOST: frozenset(),
-    LaneKind.CONTAINER: _BOTH
-    | {Feature.GVISOR, Feature.IMAGE_WORKLOADS, Feature.LANDLOCK, Feature.LANE_CONTAINER},
-    LaneKind.UML: _BOTH
+    LaneKind.CONTAINER: _EVERYWHERE
+    | {
+        Feature.GVISOR,
+        Feature.IMAGE_WORKLOADS,
+        Feature.LANDLOCK,
+        Feature.LANE_CONTAINER,
+        Feature.LOOP_VOLUMES,
+    },
+    LaneKind.GVISOR: _EVERYWHERE
+    | {Feature.GVISOR, Feature.LANDLOCK, Feature.LANE_GVISOR, Feature.LOOP_VOLUMES},
+    LaneKind.UML: _EVERYWHERE
     | {
         Feature.APPARMOR,
+        Feature.IO,
         Feature.LIMITS,
         Feature.NSDELEGATE,
         Feature.QUOTA,
         Feature.LANE_UML,
+    },
+    LaneKind.QEMU: _EVERYWHERE
+    | {
+        Feature.APPARMOR,
+        Feature.GVISOR,
+        Feature.IO,
+        Feature.LANDLOCK,
+        Feature.LIMITS,
+        Feature.NSDELEGATE,
+        Feature.QUOTA,
+        Feature.LANE_QEMU,
     },
 }
 
@@ -101,8 +127,8 @@ def offered_by(lane: str) -> frozenset[Feature]:
 def offered_natively() -> frozenset[Feature]:
     """What this machine itself has for tests: nothing unless systemd runs it and we are root.
 
-    `daemon` is there when the package is installed; `image`, `image-workloads`, `quota`, `idmap`
-    and `gvisor` are left to the lanes, which have them in a known state.
+    `daemon` is there when the package is installed; `io`, `image`, `image-workloads`, `quota`,
+    `idmap` and `gvisor` are left to the lanes, which have them in a known state.
     """
     if not Path("/run/systemd/system").is_dir() or os.geteuid() != 0:
         return frozenset()

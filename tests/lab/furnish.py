@@ -88,6 +88,8 @@ def furnish(root: Path, what: Furnishing) -> None:
     for name in _MASKED:
         _link(system / name, "/dev/null")
     _link(system / "default.target", f"/{_UNITS}/multi-user.target")
+    if what.lane == "qemu":
+        _be_patient(root)
     (root / "etc/sbxd-lab").mkdir(exist_ok=True)
     (root / "etc/sbxd-lab/lane").write_text(
         f"SBXD_LANE={what.lane}\nSBXD_LAB_CHANNEL={what.channel}\n"
@@ -119,6 +121,14 @@ def _install_shipped(root: Path) -> None:
                 shutil.copy(file, root / target / file.name)
 
 
+def _be_patient(root: Path) -> None:
+    """An emulated processor on a busy machine starts an interpreter in tens of seconds."""
+    for name in ("sbxd.service", "sbxd-launcher.service"):
+        folder = root / "etc/systemd/system" / f"{name}.d"
+        folder.mkdir(parents=True)
+        (folder / "sbxd-lab.conf").write_text("[Service]\nTimeoutStartSec=300s\nWatchdogSec=300s\n")
+
+
 def _link_source(root: Path) -> None:
     """Do what `pip install --editable` would, without a build."""
     project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
@@ -140,7 +150,20 @@ def _link_source(root: Path) -> None:
         )
         script.chmod(0o755)
         _link(root / "usr/bin" / name, f"/{_ENVIRONMENT}/bin/{name}")
+    _compile_guest_init(root)
     _link(root / "usr/lib/sbxd/sbxd-launcher", f"/{_ENVIRONMENT}/bin/sbxd-launcher")
+
+
+def _compile_guest_init(root: Path) -> None:
+    """As `make guest` does, with the lane's own compiler."""
+    scratch = root / "tmp/guest"
+    shutil.copytree(REPOSITORY / "guest", scratch)
+    (root / "usr/lib/sbxd").mkdir(parents=True, exist_ok=True)
+    kernel.run(
+        *("chroot", str(root), "/tmp/guest/build.sh", "/usr/lib/sbxd/sbx-guest-init"),
+        environment={**os.environ, **IN_LANE_ENVIRONMENT},
+    )
+    shutil.rmtree(scratch)
 
 
 def _link(path: Path, target: str) -> None:

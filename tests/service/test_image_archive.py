@@ -21,7 +21,8 @@ from sbxd.port.errors import (
     UnavailableCode,
 )
 from sbxd.service.images import ImageStore
-from sbxd.wire.messages import ImageFormat, ImageHold, ImageImport, ImageInfo
+from sbxd.wire.descriptions import ImageHold, ImageInfo
+from sbxd.wire.messages import ImageFormat, ImageImport
 from tests.service.image_archives import (
     Document,
     LayoutDraft,

@@ -20,7 +20,8 @@ from sbxd.port.errors import (
     UnavailableCode,
 )
 from sbxd.service.images import ImageStore
-from sbxd.wire.messages import ImageImport, ImageInfo
+from sbxd.wire.descriptions import ImageInfo
+from sbxd.wire.messages import ImageImport
 
 NEW_YEAR = datetime(2026, 1, 1, tzinfo=UTC)
 LATER = datetime(2031, 5, 6, tzinfo=UTC)

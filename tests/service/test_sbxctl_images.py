@@ -21,7 +21,8 @@ from sbxctl.pull import _repository
 from sbxd.fake.script import Script
 from sbxd.oci import media
 from sbxd.port.errors import ExecutionRejected, RejectedCode
-from sbxd.wire.messages import ImageFormat, ImageHold
+from sbxd.wire.descriptions import ImageHold
+from sbxd.wire.messages import ImageFormat
 from tests.service.fake_socket import Ran, socket_daemon
 from tests.service.image_archives import LayoutDraft, layer_of, saved, tar_of
 

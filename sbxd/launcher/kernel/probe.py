@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterator
 
 from sbxd.jail import landlock, syscalls
 from sbxd.launcher.kernel import apparmor, cgroup, hostpaths, mounts, systemd, uids
-from sbxd.launcher.requests import ProbeItem
+from sbxd.launcher.kernel.runsc import Runsc
+from sbxd.launcher.requests import RUNSC_ITEM, ProbeItem
 
 SYSTEMD_MIN = 254  # OOMPolicy= and RuntimeMaxSec= of scopes, Delegate= as it is used here
 KERNEL_MIN = (5, 14)  # cgroup.kill
@@ -26,6 +27,18 @@ def run() -> Iterator[ProbeItem]:
         except OSError as problem:
             detail = problem.strerror or type(problem).__name__
             yield ProbeItem(name=name, state="missing", detail=f"cannot be used: {detail}")
+
+
+def of_runsc(runsc: Runsc | None) -> ProbeItem:
+    """gVisor's program: its version and digest, as the launcher found them when it started."""
+    if runsc is None:
+        return ProbeItem(
+            name=RUNSC_ITEM,
+            state="missing",
+            detail="runsc is not installed: the mechanism gvisor cannot be used",
+            fix="install the package runsc and restart sbxd-launcher",
+        )
+    return _ok(RUNSC_ITEM, f"version {runsc.version} sha256 {runsc.sha256}")
 
 
 def _ok(name: str, detail: str) -> ProbeItem:
@@ -73,6 +86,15 @@ def _controller(name: str) -> ProbeItem:
         detail=f"no {wanted} controller in cgroup v2: the limit is not enforced",
         fix=_BOOT,
     )
+
+
+def _io(name: str) -> ProbeItem:
+    item = _controller(name)
+    if item.state == "ok" and hostpaths.state_disk() is not None:
+        return _ok(name, "ceilings on the disk are enforced, and written bytes are counted")
+    fix = item.fix or "put the state directory on a file system of one disk"
+    detail = "limits.io cannot be enforced, and bytes written to the disk are not counted"
+    return ProbeItem(name=name, state="degraded", detail=detail, fix=fix)
 
 
 def _nsdelegate(name: str) -> ProbeItem:
@@ -225,6 +247,7 @@ _PROBES: tuple[tuple[str, Callable[[str], ProbeItem]], ...] = (
     ("cgroup.memory", _controller),
     ("cgroup.pids", _controller),
     ("cgroup.cpu", _controller),
+    ("cgroup.io", _io),
     ("cgroup.nsdelegate", _nsdelegate),
     ("clone_into_cgroup", _clone_into_cgroup),
     ("user_namespaces", _user_namespaces),
