@@ -28,6 +28,13 @@ class EnvironmentInfo(Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     scope: str
 
 
+class ImageFormat(StrEnum):
+    """What the uploaded tar is: a root file system, or an archive that images are in."""
+
+    ROOTFS = "ROOTFS"
+    ARCHIVE = "ARCHIVE"
+
+
 class ImageHold(StrEnum):
     """Why a prune keeps an image."""
 

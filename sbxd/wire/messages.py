@@ -36,6 +36,7 @@ from sbxd.wire.base import Message as Message
 from sbxd.wire.base import Request as Request
 from sbxd.wire.base import RequestIdField as RequestIdField
 from sbxd.wire.descriptions import EnvironmentInfo as EnvironmentInfo
+from sbxd.wire.descriptions import ImageFormat as ImageFormat
 from sbxd.wire.descriptions import ImageInfo as ImageInfo
 from sbxd.wire.descriptions import PostureItem as PostureItem
 from sbxd.wire.repair import ClearingWord as ClearingWord
@@ -184,17 +185,9 @@ class AdminInspect(Request, frozen=True, tag="admin_inspect", kw_only=True):
     environment_id: EnvironmentIdField
 
 
-class ImageFormat(StrEnum):
-    """What the uploaded tar is: a root file system, or an archive that images are in."""
-
-    ROOTFS = "ROOTFS"
-    ARCHIVE = "ARCHIVE"
-
-
 class ImageImport(Request, frozen=True, tag="image_import", kw_only=True):
-    """Uploads an uncompressed tar of exactly size_bytes.
+    """Uploads an uncompressed tar of exactly size_bytes. reference: which image of an archive.
 
-    reference: which image of an archive, by a name that the archive gives it or by its digest.
     expected_digest: refuse the import when the resulting manifest digest is another.
     """
 
