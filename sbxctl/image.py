@@ -1,6 +1,8 @@
-"""`sbxctl image`: build, import, ls, rm. An image is named by its digest; tags are refused."""
+"""`sbxctl image`: build, import, pull, ls, rm, prune. An image is named by its digest; tags are
+refused."""
 
 import os
+import sys
 import tempfile
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -9,30 +11,60 @@ from typing import BinaryIO
 import click
 import trio
 
+from sbxctl.archive import prepared
 from sbxctl.exits import Exit
+from sbxctl.pull import pull
 from sbxctl.report import print_json, show_images
 from sbxctl.rootfs import build_debian, plain_tar
 from sbxctl.session import run_verb
+from sbxctl.units import human_bytes
 from sbxd.client.admin import AdminClient
+from sbxd.port.errors import ExecutionRejected, RejectedCode
 from sbxd.wire.descriptions import ImageInfo
+from sbxd.wire.messages import ImageFormat
 
 _CHUNK = 256 * 1024
+_BLOCK = 512
+_LABEL_MAX = 512
 DEFAULT_PACKAGES = ("python3", "ca-certificates")
 
 
 @click.group("image")
 def image() -> None:
-    """Build, import, list and remove images."""
+    """Build, import, pull, list and remove images."""
 
 
-async def _upload(admin: AdminClient, tar: BinaryIO, digest: str | None, label: str) -> ImageInfo:
+async def _upload(
+    admin: AdminClient,
+    tar: BinaryIO,
+    *,
+    format: ImageFormat = ImageFormat.ROOTFS,
+    reference: str | None = None,
+    digest: str | None = None,
+    label: str,
+) -> ImageInfo:
     size = os.fstat(tar.fileno()).st_size
+    if size < _BLOCK:
+        raise ExecutionRejected(RejectedCode.INVALID_IMAGE, "this is no tar: it is too short")
+    with click.progressbar(
+        length=size, label=f"uploading {human_bytes(size)}", file=sys.stderr
+    ) as bar:
 
-    async def chunks() -> AsyncIterator[bytes]:
-        while chunk := await trio.to_thread.run_sync(tar.read, _CHUNK):
-            yield chunk
+        async def chunks() -> AsyncIterator[bytes]:
+            while chunk := await trio.to_thread.run_sync(tar.read, _CHUNK):
+                yield chunk
+                bar.update(len(chunk))
+            bar.label = "checking and unpacking"
+            bar.render_progress()
 
-    return await admin.image_import(chunks(), size, expected_digest=digest, label=label)
+        return await admin.image_import(
+            chunks(),
+            size,
+            format=format,
+            reference=reference,
+            expected_digest=digest,
+            label=label[:_LABEL_MAX],
+        )
 
 
 def _imported(found: ImageInfo, *, as_json: bool) -> int:
@@ -51,21 +83,75 @@ def _imported(found: ImageInfo, *, as_json: bool) -> int:
 @image.command("import")
 @click.option("--digest", metavar="sha256:…", help="Refuse the image when its digest is another.")
 @click.option("--label", default="", help="A note for people, shown by `image ls`.")
+@click.option("--reference", help="Which image of an archive, by its name there or its digest.")
+@click.option(
+    "--format",
+    "kind",
+    type=click.Choice(["auto", "rootfs", "archive"]),
+    default="auto",
+    show_default=True,
+    help="What PATH holds; auto tells it by the names in it.",
+)
 @click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")
 @click.argument("path", type=click.Path(exists=True, path_type=Path))
 @click.pass_obj
-def import_(socket: str, digest: str | None, label: str, as_json: bool, path: Path) -> None:
-    """Import a root file system: a tar (plain, gzip or xz) or a directory.
+def import_(
+    socket: str,
+    digest: str | None,
+    label: str,
+    reference: str | None,
+    kind: str,
+    as_json: bool,
+    path: Path,
+) -> None:
+    """Import an image.
 
-    Prints the digest that a worker names it by.
+    PATH is an OCI layout (a directory or a tar of one), what `docker save` writes, or a root file
+    system (a tar or a directory). A tar may be packed with gzip or xz. Prints the digest that a
+    worker names the image by.
     """
+    format = None if kind == "auto" else ImageFormat(kind.upper())
 
     async def verb(admin: AdminClient) -> int:
-        with plain_tar(path) as tar:
-            found = await _upload(admin, tar, digest, label or path.name)
-        return _imported(found, as_json=as_json)
+        with prepared(path, format) as found:
+            imported = await _upload(
+                admin,
+                found.tar,
+                format=found.format,
+                reference=reference,
+                digest=digest,
+                label=label or reference or path.name,
+            )
+        return _imported(imported, as_json=as_json)
 
     run_verb(socket, verb)
+
+
+@image.command("pull")
+@click.option("--digest", metavar="sha256:…", help="Refuse the image when its digest is another.")
+@click.option("--label", default="", help="A note for people; the reference is kept beside it.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")
+@click.argument("reference")
+@click.pass_obj
+def pull_(socket: str, digest: str | None, label: str, as_json: bool, reference: str) -> None:
+    """Fetch an image from a registry with skopeo, and import it.
+
+    REFERENCE is like docker.io/library/debian:13, or one of skopeo's own (oci:DIR:NAME,
+    docker-archive:FILE, …). It runs as you, with your credentials; a tag is resolved to a digest,
+    which is printed and recorded.
+    """
+    with tempfile.TemporaryDirectory(prefix="sbxctl-pull-") as folder:
+        pulled = pull(reference, Path(folder))
+        note = f"{label} ({pulled.origin})" if label else pulled.origin
+
+        async def verb(admin: AdminClient) -> int:
+            with pulled.path.open("rb") as tar:
+                found = await _upload(
+                    admin, tar, format=ImageFormat.ARCHIVE, digest=digest, label=note
+                )
+            return _imported(found, as_json=as_json)
+
+        run_verb(socket, verb)
 
 
 @image.command("build")
@@ -88,7 +174,7 @@ def build(
             tar_path = Path(folder) / "image.tar"
             build_debian(tar_path, suite=suite, packages=chosen)
             with plain_tar(tar_path) as tar:
-                found = await _upload(admin, tar, None, f"debian {suite}: {' '.join(chosen)}")
+                found = await _upload(admin, tar, label=f"debian {suite}: {' '.join(chosen)}")
         return _imported(found, as_json=as_json)
 
     run_verb(socket, verb)
@@ -123,6 +209,50 @@ def rm(socket: str, as_json: bool, digests: tuple[str, ...]) -> None:
             await admin.image_remove(digest)
         if as_json:
             print_json({"removed": digests})
+        return Exit.OK
+
+    run_verb(socket, verb)
+
+
+@image.command("prune")
+@click.option("--dry-run", is_flag=True, help="Say what would go, and remove nothing.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")
+@click.pass_obj
+def prune(socket: str, dry_run: bool, as_json: bool) -> None:
+    """Remove every image that nothing holds.
+
+    Kept are images with an alias, images that an environment or a slot of the reserve stands on,
+    and the only image that there is. `image ls` shows what holds each.
+    """
+
+    async def verb(admin: AdminClient) -> int:
+        before = await admin.image_list()
+        removed: list[str] = []
+        for each in before:
+            if each.held_by:
+                continue
+            if not dry_run:
+                try:
+                    await admin.image_remove(each.digest)
+                except ExecutionRejected as error:
+                    # Somebody was faster, to use it or to remove it.
+                    if error.code not in (RejectedCode.IMAGE_IN_USE, RejectedCode.UNKNOWN_IMAGE):
+                        raise
+                    continue
+            removed.append(each.digest)
+        after = [e for e in before if e.digest not in removed]
+        freed = sum(e.size_bytes for e in before) - sum(e.size_bytes for e in after)
+        if as_json:
+            kept = {each.digest: each.held_by for each in after}
+            print_json({"removed": removed, "kept": kept, "dry_run": dry_run})
+        else:
+            for digest in removed:
+                click.echo(digest)
+            verdict = "would go" if dry_run else "removed"
+            click.echo(
+                f"{len(removed)} images {verdict} ({human_bytes(freed)} packed), {len(after)} kept",
+                err=True,
+            )
         return Exit.OK
 
     run_verb(socket, verb)

@@ -160,7 +160,17 @@ def show_environment(info: EnvironmentInfo) -> None:
 def show_images(images: Sequence[ImageInfo]) -> None:
     """The table of `sbxctl image ls`, on stdout."""
     table = Table(box=None, padding=(0, 2, 0, 0))
-    for heading in ("DIGEST", "LABEL", "ALIASES", "SIZE", "IN USE", "IMPORTED"):
+    for heading in (
+        "DIGEST",
+        "LABEL",
+        "ALIASES",
+        "SIZE",
+        "ALONE",
+        "LAYERS",
+        "HELD BY",
+        "IN USE",
+        "IMPORTED",
+    ):
         table.add_column(heading, no_wrap=True)
     for image in images:
         table.add_row(
@@ -168,10 +178,15 @@ def show_images(images: Sequence[ImageInfo]) -> None:
             printable(image.label) or "-",
             ", ".join(image.aliases) or "-",
             human_bytes(image.size_bytes),
+            human_bytes(image.unshared_bytes),
+            str(image.layers),
+            ", ".join(hold.lower() for hold in image.held_by) or "-",
             str(image.in_use),
             image.imported_at.strftime("%Y-%m-%d %H:%M:%SZ"),
         )
     _page().print(table)
+    count, total = len(images), sum(image.unshared_bytes for image in images)
+    console().print(f"{count} images, {human_bytes(total)} not shared with another")
 
 
 def show_posture(items: Sequence[PostureItem]) -> None:

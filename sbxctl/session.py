@@ -65,6 +65,10 @@ def _rejection_hint(error: ExecutionRejected) -> str:
     match error.code:
         case RejectedCode.UNKNOWN_IMAGE:
             return "list the images with `sbxctl image ls`, make one with `sbxctl image build`"
+        case RejectedCode.IMAGE_IN_USE:
+            return "`sbxctl image ls` shows what holds it, `sbxctl ls` the live environments"
+        case RejectedCode.INVALID_IMAGE:
+            return "docs/images.md says what an image may hold; nothing of it was kept"
         case RejectedCode.NOT_AUTHORIZED:
             return "run as root or as a member of group sbxd-admin"
         case RejectedCode.ENVIRONMENT_GONE:

@@ -327,6 +327,9 @@ class _RegistryUsers:
     def in_use(self, digest: str) -> int:
         return self.registry.images_in_use().get(digest, 0)
 
+    def reserved(self, digest: str) -> int:
+        return self.registry.images_reserved().get(digest, 0)
+
     def changed(self) -> None:
         self.registry.reserve.wake()
 
@@ -342,6 +345,9 @@ class _FakeUsers:
 
     def in_use(self, digest: str) -> int:
         return self.environments().images_in_use().get(digest, 0)
+
+    def reserved(self, digest: str) -> int:
+        return 0
 
     def changed(self) -> None:
         """Nothing is prepared ahead."""

@@ -70,17 +70,25 @@ class AdminClient:
         stream: AsyncIterable[bytes],
         size_bytes: int,
         *,
+        format: m.ImageFormat = m.ImageFormat.ROOTFS,
+        reference: str | None = None,
         expected_digest: str | None = None,
         label: str = "",
     ) -> ImageInfo:
-        """Import an uncompressed root-file-system tar of exactly size_bytes.
+        """Import an uncompressed tar of exactly size_bytes: a root file system, or an archive.
 
-        Raises: ExecutionRejected when the digest is not the expected one or the tar is refused;
+        reference: which image of an archive. Raises: ExecutionRejected when the digest is not the
+        expected one or the tar is refused;
         ValueError when `stream` holds more or fewer bytes.
         """
         reply = await self._ask(
             lambda i: m.ImageImport(
-                request_id=i, size_bytes=size_bytes, expected_digest=expected_digest, label=label
+                request_id=i,
+                size_bytes=size_bytes,
+                format=format,
+                reference=reference,
+                expected_digest=expected_digest,
+                label=label,
             ),
             m.ImageImported,
             upload=stream,

@@ -22,7 +22,7 @@ _X86_64: Final = {
     "signalfd4": 289, "execve": 59, "execveat": 322, "fstatfs": 138, "open_tree": 428,
     "move_mount": 429, "fsopen": 430, "fsconfig": 431, "fsmount": 432, "clone3": 435,
     "close_range": 436, "openat2": 437, "mount_setattr": 442, "landlock_create_ruleset": 444,
-    "landlock_add_rule": 445, "landlock_restrict_self": 446, "rt_sigaction": 13,
+    "landlock_add_rule": 445, "landlock_restrict_self": 446, "rt_sigaction": 13, "syncfs": 306,
 }  # fmt: skip
 _AARCH64: Final = {
     "mount": 40, "umount2": 39, "pivot_root": 41, "setdomainname": 162, "prctl": 167,
@@ -30,7 +30,7 @@ _AARCH64: Final = {
     "signalfd4": 74, "execve": 221, "execveat": 281, "fstatfs": 44, "open_tree": 428,
     "move_mount": 429, "fsopen": 430, "fsconfig": 431, "fsmount": 432, "clone3": 435,
     "close_range": 436, "openat2": 437, "mount_setattr": 442, "landlock_create_ruleset": 444,
-    "landlock_add_rule": 445, "landlock_restrict_self": 446, "rt_sigaction": 134,
+    "landlock_add_rule": 445, "landlock_restrict_self": 446, "rt_sigaction": 134, "syncfs": 267,
 }  # fmt: skip
 NUMBERS: Final = {"x86_64": _X86_64, "aarch64": _AARCH64}
 
@@ -239,6 +239,11 @@ def openat2(directory_fd: int, path: bytes, flags: int, resolve: int) -> int:
     """Open with rules for the resolution; O_CLOEXEC is always added."""
     how = struct.pack("QQQ", flags | os.O_CLOEXEC, 0, resolve)
     return _call("openat2", _long(directory_fd), path, how, _long(len(how)))
+
+
+def syncfs(fd: int) -> None:
+    """Write all of the file system that `fd` lies on to its disk."""
+    _call("syncfs", _long(fd))
 
 
 def close_range(first: int, last: int) -> None:

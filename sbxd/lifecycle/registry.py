@@ -249,6 +249,12 @@ class Registry:
             each.profile.image_digest for each in self._table.values() if each.tenant is not None
         )
 
+    def images_reserved(self) -> Mapping[str, int]:
+        """How many slots that nobody has stand on each image digest."""
+        return Counter(
+            each.profile.image_digest for each in self._table.values() if each.tenant is None
+        )
+
     async def wait_image_free(self, image_digest: str) -> None:
         """Until nothing stands on an image that is no longer known, not even a slot."""
         self.reserve.wake()

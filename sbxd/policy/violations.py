@@ -30,6 +30,8 @@ class ViolationCode(StrEnum):
 
 _BY_CODE: Mapping[RejectedCode, ViolationCode] = {
     RejectedCode.UNKNOWN_IMAGE: ViolationCode.IMAGE_DENIED,
+    RejectedCode.INVALID_IMAGE: ViolationCode.IMAGE_DENIED,
+    RejectedCode.IMAGE_IN_USE: ViolationCode.IMAGE_DENIED,
     RejectedCode.LIMIT_ABOVE_CEILING: ViolationCode.LIMIT_DENIED,
     RejectedCode.LIMIT_NOT_ENFORCEABLE: ViolationCode.LIMIT_DENIED,
     RejectedCode.DESTINATION_NOT_CONFIGURED: ViolationCode.EGRESS_DENIED,

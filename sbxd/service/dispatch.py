@@ -13,7 +13,14 @@ from typing import Protocol, assert_never
 
 import msgspec
 
-from sbxd.audit.events import AuditEvent, PathDenied, RequestRejected, RequestUnserved
+from sbxd.audit.events import (
+    AuditEvent,
+    ImageImported,
+    ImageRemoved,
+    PathDenied,
+    RequestRejected,
+    RequestUnserved,
+)
 from sbxd.audit.sink import AuditSink, AuditUnavailable
 from sbxd.lifecycle.environments import Environments, Peer, PeerRole
 from sbxd.policy.command import validate_command
@@ -50,12 +57,8 @@ LISTED_ARGUMENT_BYTES = 256
 class Images(Protocol):
     """What is asked of the image store (`sbxd.service.images`)."""
 
-    async def import_tar(
-        self,
-        size_bytes: int,
-        chunks: AsyncIterator[bytes],
-        expected_digest: str | None,
-        label: str,
+    async def import_image(
+        self, request: m.ImageImport, chunks: AsyncIterator[bytes]
     ) -> ImageInfo: ...
 
     async def list(self) -> tuple[ImageInfo, ...]: ...
@@ -164,7 +167,7 @@ class Dispatch:
                     request_id=request.request_id, policy=network_grant(self._settings.egress)
                 )
             case m.ImageImport() | m.ImageList() | m.ImageRemove():
-                return await self._image(request, exchange)
+                return await self._image(peer, request, exchange)
             case m.AdminDescribe() | m.AdminList() | m.AdminInspect():
                 return await self._administer(peer, request)
             case m.Reconcile() | m.Reap() | m.QuarantineList() | m.QuarantineClear():
@@ -247,21 +250,30 @@ class Dispatch:
         return m.Done(request_id=request.request_id)
 
     async def _image(
-        self, request: m.ImageImport | m.ImageList | m.ImageRemove, exchange: Exchange
+        self,
+        peer: Peer,
+        request: m.ImageImport | m.ImageList | m.ImageRemove,
+        exchange: Exchange,
     ) -> m.TerminalReply:
         match request:
             case m.ImageImport():
-                image = await self._images.import_tar(
-                    request.size_bytes,
-                    exchange.upload(),
-                    request.expected_digest,
-                    request.label,
+                image = await self._images.import_image(request, exchange.upload())
+                await self._record_done(
+                    ImageImported(
+                        image_digest=image.digest,
+                        size_bytes=image.size_bytes,
+                        label=image.label,
+                        peer_uid=peer.uid,
+                    )
                 )
                 return m.ImageImported(request_id=request.request_id, image=image)
             case m.ImageList():
                 return m.Images(request_id=request.request_id, images=await self._images.list())
             case m.ImageRemove():
                 await self._images.remove(request.digest)
+                await self._record_done(
+                    ImageRemoved(image_digest=request.digest, peer_uid=peer.uid)
+                )
                 return m.Done(request_id=request.request_id)
             case _:
                 assert_never(request)
@@ -398,6 +410,14 @@ class Dispatch:
                 )
             case _:
                 raise error
+
+    async def _record_done(self, event: AuditEvent) -> None:
+        try:
+            await self._audit.emit(event)
+        except AuditUnavailable as error:
+            raise ExecutionUnavailable(
+                UnavailableCode.AUDIT_UNAVAILABLE, "it was done and could not be recorded"
+            ) from error
 
     async def _record(self, event: AuditEvent) -> None:
         try:

@@ -1,73 +1,59 @@
 """The image store: a content-addressed OCI layout that the daemon alone writes.
 
 An image is named by its manifest digest and by nothing else; a label is a note for people. Every
-blob is hashed while it is written, and the launcher hashes it again while it unpacks it. The
-same tar always gives the same digest: nothing in the manifest or the configuration depends on
-when or where the import ran.
+blob is hashed while it is written, and the launcher hashes it again while it unpacks it. What is
+imported is a root file system, whose manifest is made here from nothing but its bytes (the same
+tar always gives the same digest), or an archive of images, whose manifest is kept as it is.
 
-Invariants: `index.json` is replaced atomically and lists only images whose blobs are complete;
-an import that fails or is cancelled leaves no blob that no image needs.
+Invariants: an import that fails or is cancelled leaves no blob that no image needs, and nothing
+unpacked that nobody will remove; nobody is given an image that is being removed.
 """
 
+import errno
 import hashlib
 import os
 import platform
-from collections.abc import AsyncIterator, Callable, Sequence
+import shutil
+from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Protocol, TypeVar, TypeVarTuple, Unpack
 
-import msgspec
 import trio
 
-from sbxd.lifecycle.finalize import within_shield
+from sbxd.lifecycle.finalize import BudgetSpent, within_shield
 from sbxd.mechanism.protocol import MechanismError
+from sbxd.oci import media
+from sbxd.oci.documents import Descriptor, InvalidImage, Manifest
 from sbxd.port.errors import (
     ExecutionRejected,
     ExecutionUnavailable,
     RejectedCode,
     UnavailableCode,
 )
-from sbxd.wire.descriptions import ImageInfo
+from sbxd.service.image_archive import Archive, Taken
+from sbxd.service.image_blobs import (
+    BlobStore,
+    canonical,
+    create_exclusive,
+    digest_of,
+    write_all,
+)
+from sbxd.wire.descriptions import ImageHold, ImageInfo
+from sbxd.wire.messages import ImageFormat, ImageImport
 
 _T = TypeVar("_T")
 _Args = TypeVarTuple("_Args")
 
-_MANIFEST_TYPE = "application/vnd.oci.image.manifest.v1+json"
-_INDEX_TYPE = "application/vnd.oci.image.index.v1+json"
-_CONFIG_TYPE = "application/vnd.oci.image.config.v1+json"
-_LAYER_TYPE = "application/vnd.oci.image.layer.v1.tar"
-_ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 _LABEL = "sbxd.label"
 _IMPORTED_AT = "sbxd.imported-at"
+_UPLOAD = "upload"
+_DETAIL_MAX = 500
+_UNPACK_STEP = "image_unpack"
+_WRONG_BYTES = 74  # EBADMSG: a blob's digest is another
 CLEANUP_SECONDS = 10.0
 RETIRE_SECONDS = 60.0
-_DOCUMENT_BYTES_MAX = 4 * 1024 * 1024
-
-
-class Descriptor(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
-    """An OCI content descriptor."""
-
-    media_type: str
-    digest: str
-    size: int
-    annotations: dict[str, str] = {}
-
-
-class Manifest(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """An OCI image manifest, as far as the store needs it."""
-
-    schema_version: int
-    media_type: str
-    config: Descriptor
-    layers: tuple[Descriptor, ...]
-
-
-class Index(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    schema_version: int
-    media_type: str
-    manifests: tuple[Descriptor, ...]
 
 
 class Unpacker(Protocol):
@@ -83,6 +69,10 @@ class Users(Protocol):
 
     def in_use(self, digest: str) -> int:
         """How many environments stand on this image."""
+        ...
+
+    def reserved(self, digest: str) -> int:
+        """How many slots of the reserve stand on this image."""
         ...
 
     def changed(self) -> None:
@@ -111,8 +101,7 @@ class ImageStore:
         limiter: trio.CapacityLimiter,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
-        self._directory = directory
-        self._blobs = directory / "blobs" / "sha256"
+        self._blobs = BlobStore(directory)
         self._unpacker = unpacker
         self._aliases = aliases
         self._users = users
@@ -121,26 +110,26 @@ class ImageStore:
         self._change = trio.Lock()
         self._unusable: set[str] = set()  # listed, but the mechanism could not unpack it
         self._leaving: set[str] = set()  # being removed
-        self._index = Index(schema_version=2, media_type=_INDEX_TYPE, manifests=())
 
     async def open(self) -> tuple[str, ...]:
-        """Read the index, verify each manifest, and make every alias' image usable.
+        """Read the index, verify each manifest, and make every listed image usable.
 
         Returns the problems found (an alias without its image, a damaged manifest), for the log
         and for `doctor`; they make those images unknown, not the service unusable. What a killed
         import left is removed, unless there is damage that those blobs might mend.
         """
-        await self._run(self._make_layout)
-        problems = [*await self._run(self._read_index)]
+        await self._run(self._blobs.make_layout)
+        problems = [*await self._run(self._blobs.read_index)]
         if not problems:
-            await self._run(self._collect)
+            await self._run(self._blobs.collect)
+        await self._drop_doubtful()
         for digest in sorted(self.known()):
             try:
                 await self._unpacker.unpack_image(digest)
             except MechanismError as problem:
                 problems.append(f"image {digest} is ignored: it does not unpack ({problem})")
                 self._unusable.add(digest)
-        listed = {entry.digest for entry in self._index.manifests}
+        listed = {entry.digest for entry in self._blobs.entries}
         for name, digest in sorted(self._aliases.items()):
             if digest not in listed:
                 problems.append(
@@ -151,55 +140,79 @@ class ImageStore:
 
     def known(self) -> frozenset[str]:
         """The digests that a specification may name."""
-        listed = frozenset(entry.digest for entry in self._index.manifests)
+        listed = frozenset(entry.digest for entry in self._blobs.entries)
         return listed - self._unusable - self._leaving
 
-    async def import_tar(
-        self,
-        size_bytes: int,
-        chunks: AsyncIterator[bytes],
-        expected_digest: str | None,
-        label: str,
-    ) -> ImageInfo:
-        """Store one root file system (an uncompressed tar of exactly size_bytes) and unpack it.
+    async def import_image(self, request: ImageImport, chunks: AsyncIterator[bytes]) -> ImageInfo:
+        """Store one image (an uncompressed tar of exactly request.size_bytes) and unpack it.
 
-        Raises ExecutionRejected (PROTOCOL for a short or long upload, UNKNOWN_IMAGE for another
-        digest than expected) and ExecutionUnavailable (SETUP_FAILED) when it does not unpack.
-        Cancellation: the partial blob is removed; the index is unchanged.
+        Raises ExecutionRejected (PROTOCOL for a short or long upload, INVALID_IMAGE for what is
+        no image or a hostile one, UNKNOWN_IMAGE for another digest than expected) and
+        ExecutionUnavailable (CAPACITY when the disk is too full for it, SETUP_FAILED when it does
+        not unpack for another reason than what it is).
+        Cancellation: what was received is removed; the index is unchanged.
         """
-        partial = self._directory / "ingress" / f"{os.urandom(8).hex()}.partial"
+        # What an archive is and what is taken out of it lie side by side for a while.
+        times = 1 if request.format is ImageFormat.ROOTFS else 2
         try:
-            layer = await self._receive(partial, size_bytes, chunks)
+            folder = await self._run(self._blobs.open_ingress, request.size_bytes * times)
+            return await self._import(folder, request, chunks)
+        except OSError as problem:
+            if problem.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            raise ExecutionUnavailable(
+                UnavailableCode.CAPACITY,
+                "the image store's disk has no room for this image: see `sbxctl image prune`",
+            ) from problem
+
+    async def _import(
+        self, folder: Path, request: ImageImport, chunks: AsyncIterator[bytes]
+    ) -> ImageInfo:
+        try:
+            layer = await self._receive(folder / _UPLOAD, request.size_bytes, chunks)
+            try:
+                if request.format is ImageFormat.ROOTFS:
+                    taken = await self._run(_wrapped, folder, layer)
+                else:
+                    taken = await self._run(_taken, folder, request.reference)
+            except InvalidImage as problem:
+                raise _invalid(str(problem)) from problem
             async with self._change:
-                return await self._admit(partial, layer, expected_digest, label)
+                return await self._admit(folder, taken, request.expected_digest, request.label)
         finally:
-            await within_shield(CLEANUP_SECONDS, lambda: self._run(_unlink_quietly, partial))
+            await within_shield(CLEANUP_SECONDS, lambda: self._run(_remove_tree, folder))
 
     async def list(self) -> tuple[ImageInfo, ...]:
-        return tuple([await self._run(self._info, entry) for entry in self._index.manifests])
+        """Every listed image, in the order of import."""
+        await trio.lowlevel.checkpoint()
+        return tuple(self._info(entry) for entry in self._blobs.entries)
 
     async def remove(self, digest: str) -> None:
-        """Forget an image. Raises ExecutionRejected while an environment or an alias uses it."""
+        """Forget an image and remove what only it needs.
+
+        Raises ExecutionRejected: UNKNOWN_IMAGE; IMAGE_IN_USE while an environment or an alias
+        uses it; ExecutionUnavailable when the launcher cannot remove it, which leaves it known.
+        A slot of the reserve gives way.
+        """
         async with self._change:
-            entry = next((e for e in self._index.manifests if e.digest == digest), None)
-            if entry is None:
+            if not any(entry.digest == digest for entry in self._blobs.entries):
                 raise ExecutionRejected(
                     RejectedCode.UNKNOWN_IMAGE, f"{digest} is not in the store", field="digest"
                 )
             users = self._users.in_use(digest)
             if users:
-                raise _busy(f"{digest} is used by {users} live environments")
+                raise _in_use(f"{digest} is used by {users} live environments")
             names = self._names(digest)
             if names:
-                raise _busy(
+                raise _in_use(
                     f"the configuration's alias {names[0]!r} names {digest}: remove it there first"
                 )
             await self._retire(digest)
             await self._run(
-                self._replace_index, [e for e in self._index.manifests if e.digest != digest]
+                self._blobs.replace_index, [e for e in self._blobs.entries if e.digest != digest]
             )
             self._leaving.discard(digest)
-            await self._run(self._collect)
+            await self._run(self._blobs.collect)
 
     async def _retire(self, digest: str) -> None:
         """Nobody gets the image any more; then it goes, once nobody has it. Undone on failure."""
@@ -211,27 +224,36 @@ class ImageStore:
                 await self._users.wait_free(digest)
                 await self._unpacker.drop_image(digest)
                 gone = True
+        except MechanismError as problem:
+            raise ExecutionUnavailable(
+                UnavailableCode.SETUP_FAILED, f"the image could not be removed: {problem}"
+            ) from problem
         finally:
             if not gone:
                 self._leaving.discard(digest)
                 self._users.changed()
         if not gone:
-            raise _busy(f"what stood on {digest} is not gone yet: try again")
+            raise _in_use(f"what stood on {digest} is not gone yet: try again")
 
-    # --- receiving ----------------------------------------------------------------------------
+    # --- importing ----------------------------------------------------------------------------
 
     async def _receive(
-        self, partial: Path, size_bytes: int, chunks: AsyncIterator[bytes]
+        self, upload: Path, size_bytes: int, chunks: AsyncIterator[bytes]
     ) -> Descriptor:
         digest = hashlib.sha256()
+
+        def append(chunk: bytes) -> None:
+            digest.update(chunk)
+            write_all(file, chunk)
+
         received = 0
-        file = await self._run(_create_exclusive, partial)
+        file = await self._run(create_exclusive, upload)
         try:
             async for chunk in chunks:
                 received += len(chunk)
                 if received > size_bytes:
                     break
-                await self._run(_append, file, chunk, digest)
+                await self._run(append, chunk)
             if received != size_bytes:
                 raise ExecutionRejected(
                     RejectedCode.PROTOCOL,
@@ -242,209 +264,143 @@ class ImageStore:
         finally:
             os.close(file)
         return Descriptor(
-            media_type=_LAYER_TYPE, digest=f"sha256:{digest.hexdigest()}", size=size_bytes
+            media_type=media.LAYER, digest=f"sha256:{digest.hexdigest()}", size=size_bytes
         )
 
     async def _admit(
-        self, partial: Path, layer: Descriptor, expected_digest: str | None, label: str
+        self, folder: Path, taken: Taken, expected_digest: str | None, label: str
     ) -> ImageInfo:
-        config_bytes = _canonical(
-            {
-                "architecture": _ARCHITECTURES.get(platform.machine(), platform.machine()),
-                "os": "linux",
-                "config": {},
-                "rootfs": {"type": "layers", "diff_ids": [layer.digest]},
-            }
-        )
-        config = Descriptor(
-            media_type=_CONFIG_TYPE, digest=_digest(config_bytes), size=len(config_bytes)
-        )
-        manifest_bytes = _canonical(
-            Manifest(schema_version=2, media_type=_MANIFEST_TYPE, config=config, layers=(layer,))
-        )
-        digest = _digest(manifest_bytes)
+        digest = digest_of(taken.manifest_raw)
         if expected_digest is not None and expected_digest != digest:
             raise ExecutionRejected(
                 RejectedCode.UNKNOWN_IMAGE,
                 f"the image's digest is {digest}, not {expected_digest}",
                 field="expected_digest",
             )
-        existing = next((e for e in self._index.manifests if e.digest == digest), None)
-        if existing is None:
-            await self._run(self._commit, partial, layer, config_bytes, manifest_bytes)
         entry = Descriptor(
-            media_type=_MANIFEST_TYPE,
+            media_type=taken.manifest.media_type or media.MANIFEST,
             digest=digest,
-            size=len(manifest_bytes),
+            size=len(taken.manifest_raw),
             annotations={_LABEL: label, _IMPORTED_AT: self._now().isoformat()},
         )
+        is_new = all(each.digest != digest for each in self._blobs.entries)
+        admitted = False
         try:
-            await self._unpacker.unpack_image(digest)
-        except (MechanismError, trio.Cancelled) as problem:
-            if existing is None:
-                await within_shield(CLEANUP_SECONDS, lambda: self._run(self._collect))
-            if isinstance(problem, MechanismError):
-                raise ExecutionUnavailable(
-                    UnavailableCode.SETUP_FAILED, f"the image does not unpack: {problem}"
-                ) from problem
-            raise
-        self._unusable.discard(digest)
-        others = [e for e in self._index.manifests if e.digest != digest]
-        await self._run(self._replace_index, [*others, entry])
+            if is_new or digest in self._unusable:  # then this may mend its blobs
+                await self._run(self._blobs.commit, folder, taken.blobs, taken.manifest_raw)
+                await self._run(self._blobs.begin_unpacking, digest)
+            await self._unpack(digest)
+            others = [each for each in self._blobs.entries if each.digest != digest]
+            await self._run(self._blobs.replace_index, [*others, entry])
+            admitted = True
+        finally:
+            if is_new and not admitted:
+                with suppress(BudgetSpent):  # what was begun is written down
+                    await within_shield(CLEANUP_SECONDS, self._undo)
+        await self._run(self._blobs.end_unpacking, digest)
         self._unusable.discard(digest)
         self._users.changed()
-        return await self._run(self._info, entry)
+        return self._info(entry)
 
-    # --- blocking parts, each run in a thread -------------------------------------------------
+    async def _unpack(self, digest: str) -> None:
+        try:
+            await self._unpacker.unpack_image(digest)
+        except MechanismError as problem:
+            if problem.step == _UNPACK_STEP and problem.errno in (0, _WRONG_BYTES):
+                raise _invalid(problem.detail or "it does not unpack") from problem
+            raise ExecutionUnavailable(
+                UnavailableCode.SETUP_FAILED, f"the image does not unpack: {problem}"
+            ) from problem
+
+    async def _undo(self) -> None:
+        await self._run(self._blobs.collect)
+        await self._drop_doubtful()
+
+    async def _drop_doubtful(self) -> None:
+        """Remove what is unpacked and not listed. What cannot go yet (its unpacking may still be
+        under way) is tried again at the next failure and at the next start."""
+        for digest in await self._run(self._blobs.unpacked_in_doubt):
+            try:
+                await self._unpacker.drop_image(digest)
+            except MechanismError:
+                continue
+            await self._run(self._blobs.end_unpacking, digest)
+
+    # --- parts --------------------------------------------------------------------------------
 
     async def _run(self, call: Callable[[Unpack[_Args]], _T], *args: *_Args) -> _T:
         return await trio.to_thread.run_sync(call, *args, limiter=self._limiter)
 
-    def _make_layout(self) -> None:
-        self._blobs.mkdir(parents=True, exist_ok=True)
-        (self._directory / "ingress").mkdir(exist_ok=True)
-        for leftover in (
-            *(self._directory / "ingress").iterdir(),
-            *self._directory.glob(".index.json.*"),
-        ):
-            leftover.unlink()
-        layout = self._directory / "oci-layout"
-        if not layout.exists():
-            _write_atomically(layout, b'{"imageLayoutVersion":"1.0.0"}')
-
-    def _read_index(self) -> Sequence[str]:
-        path = self._directory / "index.json"
-        if not path.exists():
-            return []
-        try:
-            index = msgspec.json.decode(path.read_bytes(), type=Index)
-        except (msgspec.DecodeError, UnicodeDecodeError) as damage:
-            return [
-                f"the store's index is damaged, so no image is known ({damage}): "
-                "restore it, or import the images again"
-            ]
-        problems, good = [], []
-        for entry in index.manifests:
-            problem = self._damage(entry)
-            if problem is None:
-                good.append(entry)
-            else:
-                problems.append(f"image {entry.digest} is ignored: {problem}")
-        self._index = Index(schema_version=2, media_type=_INDEX_TYPE, manifests=tuple(good))
-        return problems
-
-    def _damage(self, entry: Descriptor) -> str | None:
-        try:
-            manifest = self._manifest(entry)
-        except (OSError, ValueError) as problem:
-            return f"its manifest cannot be read ({type(problem).__name__})"
-        for blob in (manifest.config, *manifest.layers):
-            path = self._blob(blob.digest)
-            if not path.is_file() or path.stat().st_size != blob.size:
-                return f"its blob {blob.digest} is missing or has another size"
-        return None
-
-    def _manifest(self, entry: Descriptor) -> Manifest:
-        path = self._blob(entry.digest)
-        if path.stat().st_size > _DOCUMENT_BYTES_MAX:
-            raise ValueError("the manifest is too large")
-        raw = path.read_bytes()
-        if _digest(raw) != entry.digest:
-            raise ValueError("the manifest's digest is another")
-        return msgspec.json.decode(raw, type=Manifest)
-
-    def _commit(
-        self, partial: Path, layer: Descriptor, config_bytes: bytes, manifest_bytes: bytes
-    ) -> None:
-        os.rename(partial, self._blob(layer.digest))
-        _write_atomically(self._blob(_digest(config_bytes)), config_bytes)
-        _write_atomically(self._blob(_digest(manifest_bytes)), manifest_bytes)
-        _fsync_directory(self._blobs)
-
-    def _replace_index(self, entries: Sequence[Descriptor]) -> None:
-        index = Index(schema_version=2, media_type=_INDEX_TYPE, manifests=tuple(entries))
-        _write_atomically(self._directory / "index.json", _canonical(index))
-        _fsync_directory(self._directory)
-        self._index = index
-
-    def _collect(self) -> None:
-        """Remove every blob that no listed image needs."""
-        needed = set()
-        for entry in self._index.manifests:
-            manifest = self._manifest(entry)
-            needed |= {entry.digest, manifest.config.digest}
-            needed |= {layer.digest for layer in manifest.layers}
-        for blob in self._blobs.iterdir():
-            if f"sha256:{blob.name}" not in needed:
-                blob.unlink()
-
     def _info(self, entry: Descriptor) -> ImageInfo:
-        manifest = self._manifest(entry)
+        contents = self._blobs.contents(entry.digest)
         return ImageInfo(
             digest=entry.digest,
             label=entry.annotations.get(_LABEL, ""),
             aliases=self._names(entry.digest),
-            size_bytes=sum(layer.size for layer in manifest.layers),
+            size_bytes=contents.size_bytes,
+            unshared_bytes=self._blobs.unshared_bytes(entry.digest),
+            layers=contents.layers,
+            held_by=self._holds(entry.digest),
             imported_at=datetime.fromisoformat(entry.annotations[_IMPORTED_AT]),
             in_use=self._users.in_use(entry.digest),
         )
 
+    def _holds(self, digest: str) -> tuple[ImageHold, ...]:
+        """Why a prune keeps the image. The only image that there is, is the default one."""
+        found = []
+        if self._names(digest):
+            found.append(ImageHold.ALIAS)
+        if self._users.in_use(digest):
+            found.append(ImageHold.ENVIRONMENT)
+        if self._users.reserved(digest):
+            found.append(ImageHold.RESERVE)
+        if len(self._blobs.entries) == 1:
+            found.append(ImageHold.DEFAULT)
+        return tuple(found)
+
     def _names(self, digest: str) -> tuple[str, ...]:
         return tuple(sorted(name for name, target in self._aliases.items() if target == digest))
 
-    def _blob(self, digest: str) -> Path:
-        algorithm, _, value = digest.partition(":")
-        if algorithm != "sha256" or len(value) != 64 or not set(value) <= set("0123456789abcdef"):
-            raise ValueError("not a sha256 digest")
-        return self._blobs / value
+
+def _in_use(detail: str) -> ExecutionRejected:
+    return ExecutionRejected(RejectedCode.IMAGE_IN_USE, detail, field="digest")
 
 
-def _busy(detail: str) -> ExecutionRejected:
-    return ExecutionRejected(RejectedCode.ENVIRONMENT_BUSY, detail, field="digest")
+def _invalid(detail: str) -> ExecutionRejected:
+    """The words may be the image's own: no control character of theirs reaches a terminal."""
+    plain = "".join(c if c.isprintable() else "?" for c in detail)[:_DETAIL_MAX]
+    return ExecutionRejected(RejectedCode.INVALID_IMAGE, plain)
 
 
-def _digest(raw: bytes) -> str:
-    return f"sha256:{hashlib.sha256(raw).hexdigest()}"
+def _architecture() -> str:
+    return media.ARCHITECTURES.get(platform.machine(), platform.machine())
 
 
-def _canonical(document: object) -> bytes:
-    return msgspec.json.encode(document, order="sorted")
+def _taken(folder: Path, reference: str | None) -> Taken:
+    with (folder / _UPLOAD).open("rb") as file:
+        return Archive(file).take(folder, _architecture(), reference)
 
 
-def _create_exclusive(path: Path) -> int:
-    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+def _wrapped(folder: Path, layer: Descriptor) -> Taken:
+    """An image whose one layer is the upload."""
+    config_raw = canonical(
+        {
+            "architecture": _architecture(),
+            "os": "linux",
+            "config": {},
+            "rootfs": {"type": "layers", "diff_ids": [layer.digest]},
+        }
+    )
+    config = Descriptor(media_type=media.CONFIG, digest=digest_of(config_raw), size=len(config_raw))
+    manifest = Manifest(schema_version=2, media_type=media.MANIFEST, config=config, layers=(layer,))
+    config_name, layer_name = (each.digest.removeprefix("sha256:") for each in (config, layer))
+    with (folder / config_name).open("xb") as file:
+        file.write(config_raw)
+        file.flush()
+        os.fsync(file.fileno())
+    os.rename(folder / _UPLOAD, folder / layer_name)
+    return Taken(canonical(manifest), manifest, (config_name, layer_name))
 
 
-class _Hash(Protocol):
-    def update(self, data: bytes, /) -> None: ...
-
-
-def _append(file: int, chunk: bytes, digest: _Hash) -> None:
-    digest.update(chunk)
-    view = memoryview(chunk)
-    while view:
-        view = view[os.write(file, view) :]
-
-
-def _write_atomically(path: Path, raw: bytes) -> None:
-    partial = path.with_name(f".{path.name}.{os.urandom(4).hex()}")
-    file = _create_exclusive(partial)
-    try:
-        _append(file, raw, hashlib.sha256())
-        os.fsync(file)
-    finally:
-        os.close(file)
-    os.rename(partial, path)
-
-
-def _fsync_directory(path: Path) -> None:
-    directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
-
-
-def _unlink_quietly(path: Path) -> None:
-    with suppress(FileNotFoundError):
-        path.unlink()
+def _remove_tree(folder: Path) -> None:
+    shutil.rmtree(folder, ignore_errors=True)

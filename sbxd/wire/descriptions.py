@@ -4,6 +4,7 @@ Parts of the replies of `sbxd.wire.messages`, no messages themselves.
 """
 
 from datetime import datetime
+from enum import StrEnum
 from typing import Annotated
 
 from msgspec import Meta, Struct
@@ -27,11 +28,33 @@ class EnvironmentInfo(Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     scope: str
 
 
+class ImageFormat(StrEnum):
+    """What the uploaded tar is: a root file system, or an archive that images are in."""
+
+    ROOTFS = "ROOTFS"
+    ARCHIVE = "ARCHIVE"
+
+
+class ImageHold(StrEnum):
+    """Why a prune keeps an image."""
+
+    ALIAS = "ALIAS"
+    ENVIRONMENT = "ENVIRONMENT"
+    RESERVE = "RESERVE"
+    DEFAULT = "DEFAULT"  # the only image, so the one that is used when none is named
+
+
 class ImageInfo(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """size_bytes: of its blobs, packed as they are. unshared_bytes: of those that no other image
+    needs, which its removal frees besides its unpacked files."""
+
     digest: str
     label: str
     aliases: tuple[str, ...]
     size_bytes: int
+    unshared_bytes: int
+    layers: int
+    held_by: tuple[ImageHold, ...]
     imported_at: datetime
     in_use: int
 

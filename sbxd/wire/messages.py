@@ -36,6 +36,7 @@ from sbxd.wire.base import Message as Message
 from sbxd.wire.base import Request as Request
 from sbxd.wire.base import RequestIdField as RequestIdField
 from sbxd.wire.descriptions import EnvironmentInfo as EnvironmentInfo
+from sbxd.wire.descriptions import ImageFormat as ImageFormat
 from sbxd.wire.descriptions import ImageInfo as ImageInfo
 from sbxd.wire.descriptions import PostureItem as PostureItem
 from sbxd.wire.repair import ClearingWord as ClearingWord
@@ -185,14 +186,16 @@ class AdminInspect(Request, frozen=True, tag="admin_inspect", kw_only=True):
 
 
 class ImageImport(Request, frozen=True, tag="image_import", kw_only=True):
-    """Uploads an uncompressed root-file-system tar of exactly size_bytes.
+    """Uploads an uncompressed tar of exactly size_bytes. reference: which image of an archive.
 
     expected_digest: refuse the import when the resulting manifest digest is another.
     """
 
     size_bytes: Annotated[int, Meta(ge=512, le=2**40)]
+    format: ImageFormat = ImageFormat.ROOTFS
+    reference: Annotated[str, Meta(min_length=1, max_length=512)] | None = None
     expected_digest: ImageDigestField | None = None
-    label: Annotated[str, Meta(max_length=128)] = ""
+    label: Annotated[str, Meta(max_length=512)] = ""
 
 
 class ImageList(Request, frozen=True, tag="image_list", kw_only=True):

@@ -62,6 +62,8 @@ LAYERS = (
     Layer("sbxd.settings", ("sbxd.port",), ("msgspec",), IMPURE),
     Layer("sbxd.policy", ("sbxd.port", "sbxd.settings"), ("msgspec",), IMPURE),
     Layer("sbxd.wire", ("sbxd.port",), ("msgspec",), IMPURE),
+    # The formats of images, for whoever takes one apart.
+    Layer("sbxd.oci", (), ("msgspec",), IMPURE),
     Layer("sbxd.audit.events", ("sbxd.port", "sbxd.policy"), ("msgspec",), IMPURE),
     Layer("sbxd.audit.lease_events", ("sbxd.audit.events", "sbxd.port"), ("msgspec",), IMPURE),
     Layer("sbxd.audit.encode", ("sbxd.audit.events",), ("msgspec",), IMPURE),
@@ -96,7 +98,7 @@ LAYERS = (
     Layer("sbxd.egress", ("sbxd.port", "sbxd.policy", "sbxd.settings"), ("msgspec", "trio"),
           SPAWNING),
     Layer("sbxd.service",
-          (*PURE, "sbxd.audit", "sbxd.lifecycle", "sbxd.mechanism.protocol"),
+          (*PURE, "sbxd.oci", "sbxd.audit", "sbxd.lifecycle", "sbxd.mechanism.protocol"),
           ("msgspec", "trio"), SPAWNING),
     Layer("sbxd.proxies",
           (*PURE, "sbxd.audit", "sbxd.egress", "sbxd.lifecycle.network",
@@ -116,8 +118,10 @@ LAYERS = (
     Layer("sbxd.launcher.requests", ("sbxd.port",), ("msgspec",), IMPURE),
     Layer("sbxd.launcher.kernel",
           ("sbxd.port", "sbxd.settings", "sbxd.launcher.requests", "sbxd.launcher.steps",
-           "sbxd.jail"),
+           "sbxd.jail", "sbxd.oci"),
           ("msgspec", *KERNEL_LIBRARIES), ("asyncio", "concurrent", "threading")),
+    Layer("sbxd.launcher.kernel.image_stream", ("sbxd.oci",), ("zstandard",),
+          ("asyncio", "concurrent", "threading")),
     Layer("sbxd.jail", ("sbxd.steward",), (), ("asyncio", "concurrent", "subprocess", "threading")),
     Layer("sbxd.jail.frames", (), (), IMPURE),
     Layer("sbxd.steward", ("sbxd.jail.syscalls",), (),
@@ -125,7 +129,8 @@ LAYERS = (
     # What runs inside an environment and tries things: a program of its own.
     Layer("sbxd.probes"),
     # The operator's side. doctor and image building may run programs.
-    Layer("sbxctl", (*PURE, "sbxd.client"), ("msgspec", "anyio", "trio", "click", "rich")),
+    Layer("sbxctl", (*PURE, "sbxd.client", "sbxd.oci"),
+          ("msgspec", "anyio", "trio", "click", "rich")),
 )  # fmt: skip
 
 # The packages that a worker imports; nothing of the other side may come with them.

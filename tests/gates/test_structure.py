@@ -18,8 +18,8 @@ LINES_MAX = 500
 LONG_MODULES = {"sbxd.jail.syscalls": "one wrapper per system call, nothing to split"}
 
 # What must be read whole to trust the root process and what it forks, in lines.
-TRUSTED = ("sbxd.launcher", "sbxd.jail", "sbxd.steward")
-TRUSTED_LINES_MAX = 11_200
+TRUSTED = ("sbxd.launcher", "sbxd.jail", "sbxd.oci", "sbxd.steward")
+TRUSTED_LINES_MAX = 12_000
 
 # The only place that may catch everything, to answer a peer and survive.
 CATCHES_ALL = frozenset({"sbxd.service.session"})

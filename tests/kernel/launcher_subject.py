@@ -25,8 +25,10 @@ from sbxd.mechanism.protocol import (
     RunningCommand,
     SlotProfile,
 )
+from sbxd.oci import media
 from sbxd.port.ids import EnvironmentId
 from sbxd.port.limits import MIB, IoCeilings, ResourceLimits
+from tests.kernel.image_layers import config_text
 
 TAR = Path("/var/cache/sbxd-lab/image.tar")
 ENVIRONMENT = ((b"PATH", b"/usr/bin:/bin"), (b"HOME", b"/workspace"))
@@ -61,13 +63,13 @@ def unpacked_image() -> str:
         (blobs / name).write_bytes(raw)
         return f"sha256:{name}"
 
-    config = b'{"os":"linux"}'
+    config = config_text(f"sha256:{layer}")
     manifest = {
         "schemaVersion": 2,
-        "config": {"mediaType": "x", "digest": put(config), "size": len(config)},
+        "config": {"mediaType": media.CONFIG, "digest": put(config), "size": len(config)},
         "layers": [
             {
-                "mediaType": images.TAR,
+                "mediaType": media.LAYER,
                 "digest": f"sha256:{layer}",
                 "size": TAR.stat().st_size,
             }

@@ -17,8 +17,11 @@ from .host import LANES, REPOSITORY, LabError
 
 _RECIPE = 1
 _DECIDING = (
+    "sbxd/oci/tar.py",
+    "sbxd/service/image_blobs.py",
     "sbxd/service/images.py",
     "sbxd/launcher/kernel/hostpaths.py",
+    "sbxd/launcher/kernel/image_stream.py",
     "sbxd/launcher/kernel/image_tar.py",
     "sbxd/launcher/kernel/images.py",
     "sbxd/launcher/kernel/uids.py",

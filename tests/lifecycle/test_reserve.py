@@ -178,6 +178,7 @@ async def test_slots_of_an_image_that_is_removed_give_way(
     ) as world:
         await trio.sleep(100)
         assert world.registry.images_in_use() == {}
+        assert world.registry.images_reserved() == {IMAGE: 2}
         assert (await world.environments.describe()).reserve_ready == 2
         known.clear()
         with trio.fail_after(30):

@@ -27,6 +27,7 @@ from sbxd.service.session import SessionContext
 from sbxd.settings import Settings
 from sbxd.wire.descriptions import ImageInfo
 from sbxd.wire.legality import Role
+from sbxd.wire.messages import ImageImport
 
 LOG = logging.getLogger("tests.service")
 ROOT = PeerCredentials(pid=1, uid=0, gid=0, groups=frozenset({0}))
@@ -92,24 +93,21 @@ class MemoryImages:
     def __init__(self) -> None:
         self.images: dict[str, ImageInfo] = {}
 
-    async def import_tar(
-        self,
-        size_bytes: int,
-        chunks: AsyncIterator[bytes],
-        expected_digest: str | None,
-        label: str,
-    ) -> ImageInfo:
+    async def import_image(self, request: ImageImport, chunks: AsyncIterator[bytes]) -> ImageInfo:
         size = 0
         async for chunk in chunks:
             size += len(chunk)
-        assert size == size_bytes
-        digest = expected_digest or "sha256:" + f"{size:064x}"
+        assert size == request.size_bytes
+        digest = request.expected_digest or "sha256:" + f"{size:064x}"
         self.images[digest] = msgspec.convert(
             {
                 "digest": digest,
-                "label": label,
+                "label": request.label,
                 "aliases": (),
                 "size_bytes": size,
+                "unshared_bytes": size,
+                "layers": 1,
+                "held_by": (),
                 "imported_at": "2026-01-01T00:00:00Z",
                 "in_use": 0,
             },

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 from trio.testing import MockClock
 
-from sbxd.audit.events import Door
+from sbxd.audit.events import Door, ImageImported, ImageRemoved, RequestRejected
 from sbxd.client.admin import AdminClient
 from sbxd.fake.engine import FAKE_SETTINGS
 from sbxd.lifecycle.environments import Description
@@ -95,6 +95,11 @@ async def test_images_are_imported_listed_and_removed(autojump_clock: MockClock)
         await admin.image_remove(image.digest)
         with pytest.raises(ExecutionRejected):
             await admin.image_remove(image.digest)
+        assert [type(event) for event in daemon.audit.events][-3:] == [
+            ImageImported,
+            ImageRemoved,
+            RequestRejected,
+        ]
         assert (await admin.reconcile()).destroyed == ()
 
 

@@ -20,6 +20,8 @@ from sbxd.port.errors import (
     UnavailableCode,
 )
 from sbxd.service.images import ImageStore
+from sbxd.wire.descriptions import ImageInfo
+from sbxd.wire.messages import ImageImport
 
 NEW_YEAR = datetime(2026, 1, 1, tzinfo=UTC)
 LATER = datetime(2031, 5, 6, tzinfo=UTC)
@@ -32,6 +34,8 @@ class MemoryUnpacker:
         self.usable: list[str] = []
         self.dropped: list[str] = []
         self.failing = False
+        self.keeping = False
+        self.failure = MechanismError("unpack", 22)
         self.blocking: trio.Event | None = None
 
     async def unpack_image(self, image_digest: str) -> None:
@@ -40,11 +44,13 @@ class MemoryUnpacker:
             self.blocking.set()
             await trio.sleep_forever()
         if self.failing:
-            raise MechanismError("unpack", 22)
+            raise self.failure
         self.usable.append(image_digest)
 
     async def drop_image(self, image_digest: str) -> None:
         await trio.lowlevel.checkpoint()
+        if self.keeping:
+            raise MechanismError("legality", 0, "the image is in use")
         self.dropped.append(image_digest)
 
 
@@ -55,6 +61,7 @@ class Bench:
     folder: Path
     unpacker: MemoryUnpacker = field(default_factory=MemoryUnpacker)
     used: dict[str, int] = field(default_factory=dict)
+    slots: dict[str, int] = field(default_factory=dict)
     now: datetime = NEW_YEAR
     changes: int = 0
     stuck: bool = False
@@ -81,6 +88,9 @@ class Bench:
 
     def in_use(self, digest: str) -> int:
         return self.used.get(digest, 0)
+
+    def reserved(self, digest: str) -> int:
+        return self.slots.get(digest, 0)
 
     def changed(self) -> None:
         self.changes += 1
@@ -121,16 +131,31 @@ async def pieces(raw: bytes, size: int = 1000) -> AsyncIterator[bytes]:
         yield raw[start : start + size]
 
 
+async def import_tar(
+    store: ImageStore,
+    size_bytes: int,
+    chunks: AsyncIterator[bytes],
+    digest: str | None,
+    label: str,
+) -> ImageInfo:
+    request = ImageImport(
+        request_id=1, size_bytes=max(size_bytes, 512), expected_digest=digest, label=label
+    )
+    return await store.import_image(request, chunks)
+
+
 async def put(store: ImageStore, raw: bytes, digest: str | None = None, label: str = "") -> str:
-    return (await store.import_tar(len(raw), pieces(raw), digest, label)).digest
+    return (await import_tar(store, len(raw), pieces(raw), digest, label)).digest
 
 
 async def test_an_import_is_listed_usable_and_holds_its_three_blobs(bench: Bench) -> None:
     store = await bench.opened()
     raw = a_tar()
-    found = await store.import_tar(len(raw), pieces(raw), None, "a note")
+    found = await import_tar(store, len(raw), pieces(raw), None, "a note")
     assert store.known() == {found.digest}
-    assert (found.label, found.size_bytes, found.imported_at) == ("a note", len(raw), NEW_YEAR)
+    sizes = [path.stat().st_size for path in (bench.folder / "blobs" / "sha256").iterdir()]
+    assert len(raw) < found.size_bytes == found.unshared_bytes == sum(sizes)
+    assert (found.label, found.layers, found.imported_at) == ("a note", 1, NEW_YEAR)
     assert await store.list() == (found,)
     assert bench.unpacker.usable == [found.digest]
     assert len(bench.blobs()) == 3
@@ -145,7 +170,7 @@ async def test_the_digest_depends_on_the_bytes_alone(bench: Bench, tmp_path: Pat
     other = Bench(tmp_path / "elsewhere", now=LATER)
     raw = a_tar()
     first = await put(await bench.opened(), raw, label="one")
-    second = await (await other.opened()).import_tar(len(raw), pieces(raw, 7), None, "two")
+    second = await import_tar(await other.opened(), len(raw), pieces(raw, 7), None, "two")
     assert second.digest == first
     assert await put(await bench.opened(), a_tar("other")) != first
 
@@ -179,7 +204,7 @@ async def test_an_upload_of_another_size_is_refused_and_leaves_nothing(
     store = await bench.opened()
     raw = a_tar()
     with pytest.raises(ExecutionRejected) as caught:
-        await store.import_tar(len(raw) + announced_minus_sent, pieces(raw), None, "")
+        await import_tar(store, len(raw) + announced_minus_sent, pieces(raw), None, "")
     assert caught.value.code is RejectedCode.PROTOCOL
     assert caught.value.field == "size_bytes"
     assert (store.known(), bench.blobs(), bench.ingress()) == (frozenset(), set(), [])
@@ -199,7 +224,7 @@ async def test_no_more_than_the_announced_bytes_are_taken(bench: Bench) -> None:
 
     async with aclosing(endless()) as chunks:
         with pytest.raises(ExecutionRejected):
-            await store.import_tar(10_000, chunks, None, "")
+            await import_tar(store, 10_000, chunks, None, "")
     assert asked == 11
 
 
@@ -213,7 +238,7 @@ async def test_an_import_cancelled_in_mid_upload_leaves_no_partial(bench: Bench)
         await trio.sleep_forever()
 
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(store.import_tar, 10_000, stalls(), None, "")
+        nursery.start_soon(import_tar, store, 10_000, stalls(), None, "")
         await started.wait()
         assert len(bench.ingress()) == 1, "the control: there is a partial to remove"
         nursery.cancel_scope.cancel()
@@ -226,7 +251,7 @@ async def test_an_import_cancelled_while_it_unpacks_leaves_no_blob(bench: Bench)
     bench.unpacker.blocking = trio.Event()
     raw = a_tar()
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(store.import_tar, len(raw), pieces(raw), None, "")
+        nursery.start_soon(import_tar, store, len(raw), pieces(raw), None, "")
         await bench.unpacker.blocking.wait()
         assert len(bench.blobs()) == 3
         nursery.cancel_scope.cancel()
@@ -242,7 +267,7 @@ async def test_a_failure_of_the_source_leaves_no_partial(bench: Bench) -> None:
         raise ConnectionResetError
 
     with pytest.raises(ConnectionResetError):
-        await store.import_tar(100, breaks(), None, "")
+        await import_tar(store, 100, breaks(), None, "")
     assert (bench.ingress(), bench.blobs()) == ([], set())
 
 
@@ -253,7 +278,7 @@ async def test_an_image_that_does_not_unpack_leaves_no_blob(bench: Bench) -> Non
     bench.unpacker.failing = True
     raw = a_tar("bad")
     with pytest.raises(ExecutionUnavailable) as caught:
-        await store.import_tar(len(raw), pieces(raw), None, "")
+        await import_tar(store, len(raw), pieces(raw), None, "")
     assert caught.value.code is UnavailableCode.SETUP_FAILED
     assert str(bench.folder) not in caught.value.detail
     assert (store.known(), bench.blobs(), bench.ingress()) == (frozenset({kept}), before, [])
@@ -266,7 +291,7 @@ async def test_a_known_image_that_does_not_unpack_again_stays(bench: Bench) -> N
     before = bench.blobs()
     bench.unpacker.failing = True
     with pytest.raises(ExecutionUnavailable):
-        await store.import_tar(len(raw), pieces(raw), None, "")
+        await import_tar(store, len(raw), pieces(raw), None, "")
     assert (store.known(), bench.blobs()) == (frozenset({digest}), before)
 
 
@@ -275,7 +300,7 @@ async def test_another_digest_than_the_expected_one_stores_nothing(bench: Bench)
     raw = a_tar()
     wrong = "sha256:" + "0" * 64
     with pytest.raises(ExecutionRejected) as caught:
-        await store.import_tar(len(raw), pieces(raw), wrong, "")
+        await import_tar(store, len(raw), pieces(raw), wrong, "")
     assert caught.value.code is RejectedCode.UNKNOWN_IMAGE
     assert (store.known(), bench.blobs(), bench.ingress()) == (frozenset(), set(), [])
     digest = await put(store, raw)
@@ -380,7 +405,7 @@ async def test_an_image_in_use_is_not_removed(bench: Bench) -> None:
     bench.used[digest] = 2
     with pytest.raises(ExecutionRejected) as caught:
         await store.remove(digest)
-    assert caught.value.code is RejectedCode.ENVIRONMENT_BUSY
+    assert caught.value.code is RejectedCode.IMAGE_IN_USE
     assert (store.known(), bench.unpacker.dropped) == (frozenset({digest}), [])
     bench.used.clear()
     await store.remove(digest)
@@ -443,7 +468,7 @@ async def test_an_image_whose_slots_do_not_give_way_stays(
     bench.stuck = True
     with pytest.raises(ExecutionRejected) as caught:
         await store.remove(digest)
-    assert caught.value.code is RejectedCode.ENVIRONMENT_BUSY
+    assert caught.value.code is RejectedCode.IMAGE_IN_USE
     assert store.known() == {digest}
     assert bench.unpacker.dropped == []
 

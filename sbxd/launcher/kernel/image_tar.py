@@ -1,64 +1,47 @@
-"""Extract one layer into the root directory of this process (a confined child; see `images`).
+"""Lay one layer over the root directory of this process (a confined child; see `images`).
 
-The chroot and the user namespace are the boundary; the rules here refuse what no honest layer
-holds and keep the result harmless to look at: names with ".." or from the root, owners outside
-the block, sizes and counts above the caps. Skipped silently: device nodes and FIFOs (the sandbox
-has its own /dev). Dropped: set-uid and set-gid bits, extended attributes.
+The chroot and the user namespace are the boundary. Within it every path is walked by descriptor
+and beneath the root: a link that is absolute or leads out is never followed, and the last part of
+a name never is. Names are bytes and need not be UTF-8.
+
+Refused: names that are absolute or hold "..", paths through such links, hard links to anything
+but a regular file, owners outside the image's block, sparse files, more than the caps. Left out:
+device nodes and FIFOs (the sandbox has its own /dev). Dropped: set-uid and set-gid bits, extended
+attributes, and with them file capabilities and ACLs. A whiteout hides what earlier layers hold,
+never what its own layer brings, wherever in the layer it stands.
 """
 
 import errno
-import gzip
 import os
 import stat
-import tarfile
 from contextlib import suppress
-from enum import StrEnum
-from typing import IO
 
-ENTRIES_MAX = 2_000_000
+from sbxd.jail import syscalls
+from sbxd.oci.tar import DEPTH_MAX, PATH_BYTES_MAX, BadArchive, Entry, Kind, TarReader, safe_parts
+
+ENTRIES_MAX = 1_000_000
 BYTES_MAX = 64 * 1024**3
+ENTRY_BYTES = 4096  # what an entry takes besides its content
 OWNER_MAX = 65_535
 MOUNT_POINTS = ("proc", "dev", "tmp", "workspace")
-_WHITEOUT = ".wh."
-_OPAQUE = ".wh..wh..opq"
+_WHITEOUT = b".wh."
+_OPAQUE = b".wh..wh..opq"
+_RESERVED = b".wh..wh."
 _CHUNK_BYTES = 256 * 1024
+_BENEATH = syscalls.RESOLVE_BENEATH | syscalls.RESOLVE_NO_MAGICLINKS
+_TRIES = 100
+_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_PLACE = os.O_PATH | os.O_DIRECTORY
+_NAME_IN_ERRORS_MAX = 120
 
 
-class Compression(StrEnum):
-    """By the layer's media type."""
-
-    NONE = "application/vnd.oci.image.layer.v1.tar"
-    GZIP = "application/vnd.oci.image.layer.v1.tar+gzip"
-
-
-class UnsafeLayer(ValueError):
+class UnsafeLayer(BadArchive):
     """The layer holds what no honest layer holds."""
-
-
-def safe_name(name: str) -> str:
-    """The entry's path relative to the root, "" for the root itself. Raises UnsafeLayer."""
-    if name.startswith("/") or "\0" in name:
-        raise UnsafeLayer("a name of the layer is absolute or holds NUL")
-    parts = [part for part in name.split("/") if part not in ("", ".")]
-    if ".." in parts:
-        raise UnsafeLayer("a name of the layer holds ..")
-    return "/".join(parts)
 
 
 def safe_mode(mode: int) -> int:
     """Permission bits and the sticky bit; never set-uid or set-gid."""
     return mode & 0o1777
-
-
-def extract(source: int, compression: Compression) -> None:
-    """Read the layer from this descriptor to its end. Raises UnsafeLayer, OSError, TarError."""
-    with os.fdopen(source, "rb", buffering=_CHUNK_BYTES) as raw:
-        stream: IO[bytes] = raw
-        if compression is Compression.GZIP:
-            stream = gzip.GzipFile(fileobj=raw, mode="rb")  # type: ignore[assignment]
-        _extract_tar(stream)
-        while raw.read(_CHUNK_BYTES):  # the parent hashes all that the blob holds
-            pass
 
 
 def add_mount_points() -> None:
@@ -70,99 +53,287 @@ def add_mount_points() -> None:
             raise UnsafeLayer(f"/{name} of the image is not a directory")
 
 
-def _extract_tar(stream: IO[bytes]) -> None:
-    entries = 0
-    left = BYTES_MAX
-    directories: list[tuple[str, int]] = []
-    with tarfile.open(fileobj=stream, mode="r|", bufsize=_CHUNK_BYTES) as tar:
-        for member in tar:
-            tar.members = []  # type: ignore[attr-defined]  # no list of everything seen
-            entries += 1
-            left -= max(member.size, 0)
-            if entries > ENTRIES_MAX or left < 0:
-                raise UnsafeLayer("the layer is too large")
-            _entry(tar, member, directories)
-    for path, mode in reversed(directories):
-        os.chmod(path, mode)
+class Extractor:
+    """Lays the entries of one layer. `entries` and `size_bytes` count what was taken.
+
+    root: a descriptor of the directory, borrowed. lowest: nothing lies below this layer, so
+    whiteouts hide nothing.
+    """
+
+    def __init__(self, root: int, *, lowest: bool, entries_max: int, bytes_max: int) -> None:
+        self.entries = 0
+        self.size_bytes = 0
+        self._root = root
+        self._entries_max = min(entries_max, ENTRIES_MAX)
+        self._bytes_max = min(bytes_max, BYTES_MAX)
+        self._modes: dict[bytes, tuple[int, int]] = {}
+        # Of this layer: the parent's inode number and the name. None: nobody asks.
+        self._own: set[tuple[int, bytes]] | None = None if lowest else set()
+        self._at: tuple[bytes, ...] = ()
+        self._place = os.dup(root)
+        self._inode = os.fstat(root).st_ino
+
+    def extract(self, tar: TarReader) -> None:
+        """All entries. Raises BadArchive (of which UnsafeLayer), OSError."""
+        while (entry := tar.next()) is not None:
+            try:
+                self._entry(tar, entry)
+            except BadArchive as problem:
+                name = ascii(entry.name.decode("utf-8", "replace"))[1:-1]
+                raise UnsafeLayer(f"{name[:_NAME_IN_ERRORS_MAX]}: {problem}") from None
+        for path, (mode, mtime) in self._modes.items():
+            self._settle(path, mode, mtime)
+        os.close(self._place)
+
+    def _entry(self, tar: TarReader, entry: Entry) -> None:
+        parts = safe_parts(entry.name)
+        if max(entry.uid, entry.gid) > OWNER_MAX:
+            raise UnsafeLayer("an owner of the layer is outside the image's block")
+        self._charge(entry.size)
+        if not parts:
+            if entry.kind is Kind.DIRECTORY:
+                self._modes[b"."] = (safe_mode(entry.mode) | 0o700, entry.mtime)
+            return
+        name = parts[-1]
+        if name.startswith(_WHITEOUT):
+            self._whiteout(parts[:-1], name)
+            return
+        parent = self._enter(parts[:-1])
+        match entry.kind:
+            case Kind.DIRECTORY:
+                self._directory(parent, name)
+                self._modes[b"/".join(parts)] = (safe_mode(entry.mode), entry.mtime)
+            case Kind.FILE:
+                self._vacate(parent, name)
+                self._is_own(self._inode, name)
+                self._file(tar, entry, parent, name)
+                return
+            case Kind.SYMLINK:
+                if not 0 < len(entry.link) <= PATH_BYTES_MAX:
+                    raise UnsafeLayer("a link leads nowhere, or its target is too long")
+                self._vacate(parent, name)
+                os.symlink(entry.link, name, dir_fd=parent)
+            case Kind.HARDLINK:
+                self._hard_link(entry.link, parts, name)
+                return
+            case Kind.DEVICE:
+                self._vacate(parent, name)
+                return
+        self._is_own(self._inode, name)
+        os.chown(name, entry.uid, entry.gid, dir_fd=parent, follow_symlinks=False)
+
+    # --- walking ------------------------------------------------------------------------------
+
+    def _open(self, path: bytes, flags: int) -> int:
+        """Beneath the root. Raises UnsafeLayer for a link that leads out, OSError."""
+        for _ in range(_TRIES):  # the kernel gives up when anything is renamed meanwhile
+            try:
+                return syscalls.openat2(self._root, path or b".", flags, _BENEATH)
+            except OSError as problem:
+                if problem.errno == errno.EXDEV:
+                    raise UnsafeLayer("it lies behind a link that leaves the root") from None
+                if problem.errno == errno.ELOOP:
+                    raise UnsafeLayer("it lies behind a link that leads nowhere") from None
+                if problem.errno == errno.ENOTDIR:
+                    raise UnsafeLayer("what it lies in is not a directory") from None
+                if problem.errno != errno.EAGAIN:
+                    raise
+        raise UnsafeLayer("a link of the layer could not be followed")
+
+    def _folder(self, path: bytes) -> int:
+        """The directory at `path`. Links within the root are followed, if what they lead to is
+        no deeper than a name may be: nothing here or in whoever removes the tree has to recurse
+        further. Raises UnsafeLayer, OSError."""
+        try:
+            return syscalls.openat2(
+                self._root, path or b".", _PLACE, _BENEATH | syscalls.RESOLVE_NO_SYMLINKS
+            )
+        except OSError as problem:
+            if problem.errno not in (errno.ELOOP, errno.EAGAIN, errno.ENOTDIR):
+                raise
+        place = self._open(path, _PLACE)
+        root = os.fstat(self._root)
+        for up in range(DEPTH_MAX):
+            if os.path.samestat(os.stat(b"/".join([b"."] + [b".."] * up), dir_fd=place), root):
+                return place
+        os.close(place)
+        raise UnsafeLayer("it is nested too deeply")
+
+    def _enter(self, parts: tuple[bytes, ...]) -> int:
+        """The directory of these parts, made where it is missing; stays ours."""
+        if parts == self._at:
+            return self._place
+        try:
+            place = self._folder(b"/".join(parts))
+        except FileNotFoundError:
+            place = self._make(parts)
+        self._stand(parts, place)
+        return place
+
+    def _make(self, parts: tuple[bytes, ...]) -> int:
+        parent = self._folder(b"")
+        for depth, name in enumerate(parts, start=1):
+            path = b"/".join(parts[:depth])
+            try:
+                child = self._folder(path)
+            except FileNotFoundError:
+                self._charge(0)
+                try:
+                    os.mkdir(name, 0o755, dir_fd=parent)
+                except FileExistsError:
+                    raise UnsafeLayer("it lies behind a link that leads nowhere") from None
+                self._is_own(os.fstat(parent).st_ino, name)
+                child = self._folder(path)
+            os.close(parent)
+            parent = child
+        return parent
+
+    def _stand(self, parts: tuple[bytes, ...], place: int) -> None:
+        os.close(self._place)
+        self._at, self._place = parts, place
+        self._inode = os.fstat(place).st_ino
+
+    def _leave(self) -> None:
+        """A directory went: what was stood on may be gone."""
+        self._stand((), self._folder(b""))
+
+    # --- entries ------------------------------------------------------------------------------
+
+    def _directory(self, parent: int, name: bytes) -> None:
+        try:
+            os.mkdir(name, 0o700, dir_fd=parent)
+        except FileExistsError:
+            if not stat.S_ISDIR(os.lstat(name, dir_fd=parent).st_mode):
+                os.unlink(name, dir_fd=parent)
+                os.mkdir(name, 0o700, dir_fd=parent)
+
+    def _file(self, tar: TarReader, entry: Entry, parent: int, name: bytes) -> None:
+        file = os.open(name, _NEW, 0o600, dir_fd=parent)
+        try:
+            while chunk := tar.read(_CHUNK_BYTES):
+                view = memoryview(chunk)
+                while view:
+                    view = view[os.write(file, view) :]
+            os.fchown(file, entry.uid, entry.gid)
+            os.fchmod(file, safe_mode(entry.mode))
+            os.utime(file, (entry.mtime, entry.mtime))
+        finally:
+            os.close(file)
+
+    def _hard_link(self, link: bytes, parts: tuple[bytes, ...], name: bytes) -> None:
+        target = safe_parts(link)
+        if not target:
+            raise UnsafeLayer("a hard link to the root")
+        try:
+            folder = self._folder(b"/".join(target[:-1]))
+        except FileNotFoundError:
+            raise UnsafeLayer("a hard link to what is not there") from None
+        try:
+            try:
+                found = os.lstat(target[-1], dir_fd=folder)
+            except FileNotFoundError:
+                raise UnsafeLayer("a hard link to what is not there") from None
+            if not stat.S_ISREG(found.st_mode):
+                raise UnsafeLayer("a hard link to what is not a file")
+            parent = self._enter(parts[:-1])
+            if (os.fstat(folder).st_ino, target[-1]) == (self._inode, name):
+                return  # to itself
+            self._vacate(parent, name)
+            self._is_own(self._inode, name)
+            os.link(target[-1], name, src_dir_fd=folder, dst_dir_fd=parent, follow_symlinks=False)
+        finally:
+            os.close(folder)
+
+    def _settle(self, path: bytes, mode: int, mtime: int) -> None:
+        """Modes of directories come last: a read-only one could not be filled."""
+        try:
+            place = self._open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        except (FileNotFoundError, UnsafeLayer):
+            return  # a later entry has replaced it
+        try:
+            os.fchmod(place, mode)
+            os.utime(place, (mtime, mtime))
+        finally:
+            os.close(place)
+
+    def _charge(self, size: int) -> None:
+        self.entries += 1
+        self.size_bytes += size + ENTRY_BYTES
+        if self.entries > self._entries_max or self.size_bytes > self._bytes_max:
+            raise UnsafeLayer("the image is too large for the space that it may take")
+
+    # --- removing -----------------------------------------------------------------------------
+
+    def _is_own(self, inode: int, name: bytes) -> None:
+        if self._own is not None:
+            self._own.add((inode, name))
+
+    def _vacate(self, parent: int, name: bytes) -> None:
+        """Remove whatever is there, links as links."""
+        try:
+            os.unlink(name, dir_fd=parent)
+        except FileNotFoundError:
+            return
+        except OSError as problem:
+            if problem.errno not in (errno.EISDIR, errno.EPERM):
+                raise
+            _remove_tree(parent, name)
+
+    def _whiteout(self, folder: tuple[bytes, ...], name: bytes) -> None:
+        hidden = name[len(_WHITEOUT) :]
+        if name != _OPAQUE and (hidden in (b"", b".", b"..") or name.startswith(_RESERVED)):
+            if name.startswith(_RESERVED):
+                return  # another layered file system's own records
+            raise UnsafeLayer("a whiteout of nothing, or of a directory's own name")
+        if self._own is None:
+            return
+        try:
+            place = self._open(b"/".join(folder), os.O_RDONLY | os.O_DIRECTORY)
+        except FileNotFoundError:
+            return
+        try:
+            inode = os.fstat(place).st_ino
+            for each in os.listdir(place) if name == _OPAQUE else [hidden]:
+                with suppress(FileNotFoundError):
+                    self._hide(place, inode, os.fsencode(each))
+        finally:
+            os.close(place)
+        self._leave()
+
+    def _hide(self, parent: int, parent_inode: int, name: bytes) -> None:
+        """Remove what earlier layers have laid at `name`, and keep what this one has."""
+        assert self._own is not None
+        own = (parent_inode, name) in self._own
+        if not stat.S_ISDIR(os.lstat(name, dir_fd=parent).st_mode):
+            if not own:
+                os.unlink(name, dir_fd=parent)
+            return
+        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+        place = os.open(name, flags, dir_fd=parent)
+        try:
+            inode = os.fstat(place).st_ino
+            for each in os.listdir(place):
+                self._hide(place, inode, os.fsencode(each))
+        finally:
+            os.close(place)
+        if not own:
+            try:
+                os.rmdir(name, dir_fd=parent)
+            except OSError as problem:
+                if problem.errno != errno.ENOTEMPTY:  # it holds something of this layer
+                    raise
 
 
-def _entry(
-    tar: tarfile.TarFile, member: tarfile.TarInfo, directories: list[tuple[str, int]]
-) -> None:
-    path = safe_name(member.name)
-    if max(member.uid, member.gid) > OWNER_MAX or min(member.uid, member.gid) < 0:
-        raise UnsafeLayer("an owner of the layer is outside the image's block")
-    if not path:
-        if member.isdir():
-            directories.append((".", safe_mode(member.mode) | 0o700))
-        return
-    parent, _, name = path.rpartition("/")
-    if parent:
-        os.makedirs(parent, 0o755, exist_ok=True)
-    if name == _OPAQUE:
-        _empty(parent or ".")
-        return
-    if name.startswith(_WHITEOUT):
-        _remove(f"{parent or '.'}/{name[len(_WHITEOUT) :]}")
-        return
-    if member.isdir():
-        _make_directory(path)
-        directories.append((path, safe_mode(member.mode)))
-    elif member.isreg():
-        _remove(path)
-        _write_file(tar, member, path)
-    elif member.issym():
-        _remove(path)
-        os.symlink(member.linkname, path)
-    elif member.islnk():
-        _remove(path)
-        os.link(safe_name(member.linkname), path, follow_symlinks=False)
-        return
-    else:
-        return
-    os.chown(path, member.uid, member.gid, follow_symlinks=False)
-
-
-def _make_directory(path: str) -> None:
+def _remove_tree(parent: int, name: bytes) -> None:
+    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+    place = os.open(name, flags, dir_fd=parent)
     try:
-        os.mkdir(path, 0o700)
-    except FileExistsError:
-        if not stat.S_ISDIR(os.lstat(path).st_mode):
-            _remove(path)
-            os.mkdir(path, 0o700)
-
-
-def _write_file(tar: tarfile.TarFile, member: tarfile.TarInfo, path: str) -> None:
-    content = tar.extractfile(member)
-    if content is None:
-        raise UnsafeLayer("a file of the layer has no content")
-    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
-    try:
-        while chunk := content.read(_CHUNK_BYTES):
-            view = memoryview(chunk)
-            while view:
-                view = view[os.write(file, view) :]
-        os.fchown(file, member.uid, member.gid)
-        os.fchmod(file, safe_mode(member.mode))
-        os.utime(file, (member.mtime, member.mtime))
+        for each in os.listdir(place):
+            child = os.fsencode(each)
+            if stat.S_ISDIR(os.lstat(child, dir_fd=place).st_mode):
+                _remove_tree(place, child)
+            else:
+                os.unlink(child, dir_fd=place)
     finally:
-        os.close(file)
-
-
-def _empty(directory: str) -> None:
-    with suppress(FileNotFoundError):
-        for name in os.listdir(directory):
-            _remove(f"{directory}/{name}")
-
-
-def _remove(path: str) -> None:
-    """Remove whatever is there, links as links."""
-    try:
-        os.unlink(path)
-    except FileNotFoundError:
-        return
-    except OSError as problem:
-        if problem.errno not in (errno.EISDIR, errno.EPERM):
-            raise
-        _empty(path)
-        os.rmdir(path)
+        os.close(place)
+    os.rmdir(name, dir_fd=parent)

@@ -1,49 +1,43 @@
 """Unpacked images: verified blobs of the store, extracted once, shared read-only by all.
 
-Invariants: every byte that is parsed (manifest, configuration, layers) is hashed on the way and
-the image is published only when each digest is right; layers are extracted by a child that is
-root of nothing but a user namespace whose ids are the image block's, with the target as its root
-directory; `complete` is written last, after which the tree never changes.
+Invariants: every byte that is parsed (manifest, configuration, layers) is hashed on the way, packed
+and unpacked, and the image is published only when each digest is right; layers are extracted by a
+child that is root of nothing but a user namespace whose ids are the image block's, with the target
+as its root directory and a cap on its memory; an image may take no more than a share of what is
+free; `complete` is written last, after which the tree never changes. What failed is removed at
+once, what was killed when it is next asked for: nothing half-unpacked is ever mounted.
 
 The owner `i` of an image's file is IMAGE_BASE + i on the disk.
 """
 
 import hashlib
 import os
+import re
+import resource
 import shutil
 import stat
 from contextlib import suppress
-from typing import Annotated, NoReturn
-
-import msgspec
-from msgspec import Meta
+from dataclasses import dataclass
+from typing import NoReturn
 
 from sbxd.jail import syscalls
 from sbxd.launcher.kernel import hostpaths, mounts, process, uids
+from sbxd.launcher.kernel.image_stream import LayerStream
+from sbxd.launcher.kernel.image_tar import BYTES_MAX, ENTRIES_MAX, Extractor, add_mount_points
+from sbxd.oci import documents
+from sbxd.oci.documents import DOCUMENT_BYTES_MAX, Descriptor
+from sbxd.oci.media import Compression, compression_of
+from sbxd.oci.tar import BadArchive, TarReader
 
-DOCUMENT_BYTES_MAX = 4 * 1024 * 1024
-LAYERS_MAX = 128
 _CHUNK_BYTES = 256 * 1024
 _COMPLETE = "complete"
 _ROOTFS = "rootfs"
-TAR = "application/vnd.oci.image.layer.v1.tar"
-TAR_GZIP = "application/vnd.oci.image.layer.v1.tar+gzip"
+_REPORT_BYTES_MAX = 512
+_MEMORY_BYTES_MAX = 1024**3  # of the child: what a layer says of itself may ask for more
+_FREE_SHARE = 0.9  # of the file system's free space that one image may take
+_TAKEN = re.compile(rb"took ([0-9]{1,18}) ([0-9]{1,18})")
+_FAILED = re.compile(rb"errno ([0-9]{1,4})")
 _STRICT = syscalls.RESOLVE_BENEATH | syscalls.RESOLVE_NO_SYMLINKS | syscalls.RESOLVE_NO_MAGICLINKS
-
-
-class Descriptor(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
-    """An OCI content descriptor, as far as it is used here."""
-
-    media_type: str
-    digest: Annotated[str, Meta(pattern=r"^sha256:[0-9a-f]{64}\Z")]
-    size: Annotated[int, Meta(ge=0, le=2**50)]
-
-
-class Manifest(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
-    """An OCI image manifest, as far as it is used here."""
-
-    config: Descriptor
-    layers: Annotated[tuple[Descriptor, ...], Meta(min_length=1, max_length=LAYERS_MAX)]
 
 
 class DigestMismatch(OSError):
@@ -85,25 +79,29 @@ def unpack(image_digest: str) -> None:
     try:
         if _is_complete(store, name):
             return
+        partial = f"{name}.partial"
         blobs = os.open(
             f"{hostpaths.images_directory()}/blobs/sha256", os.O_DIRECTORY | os.O_CLOEXEC
         )
         try:
-            manifest = read_manifest(blobs, image_digest)
-            partial = f"{name}.partial"
+            layers = read_layers(blobs, image_digest)
             _remove(store, partial)
             _remove(store, name)  # without its marker it is a leftover
             os.mkdir(partial, 0o700, dir_fd=store)
-            _extract_all(store, f"{partial}/{_ROOTFS}", blobs, manifest)
+            _extract_all(store, f"{partial}/{_ROOTFS}", blobs, layers)
+            syscalls.syncfs(store)  # the marker must not outlast what it vouches for
+            marker = os.open(
+                f"{partial}/{_COMPLETE}", os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=store
+            )
+            os.fsync(marker)
+            os.close(marker)
+            os.rename(partial, name, src_dir_fd=store, dst_dir_fd=store)
+            os.fsync(store)
+        except (OSError, ValueError):
+            _remove(store, partial)
+            raise
         finally:
             os.close(blobs)
-        marker = os.open(
-            f"{partial}/{_COMPLETE}", os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=store
-        )
-        os.fsync(marker)
-        os.close(marker)
-        os.rename(partial, name, src_dir_fd=store, dst_dir_fd=store)
-        os.fsync(store)
     finally:
         os.close(store)
 
@@ -121,15 +119,29 @@ def drop(image_digest: str) -> None:
         os.close(store)
 
 
-def read_manifest(blobs: int, image_digest: str) -> Manifest:
-    """The manifest, and a configuration that is there and right. Raises DigestMismatch."""
-    raw = _document(blobs, image_digest, "manifest")
-    manifest = msgspec.json.decode(raw, type=Manifest)
-    for layer in manifest.layers:
-        if layer.media_type not in (TAR, TAR_GZIP):
-            raise ValueError("a layer is neither a tar nor a gzipped tar")
-    _document(blobs, manifest.config.digest, "configuration")
-    return manifest
+@dataclass(frozen=True)
+class Layer:
+    """A layer's blob and the digest that its content has when it is unpacked."""
+
+    blob: Descriptor
+    compression: Compression
+    unpacked_digest: str
+
+
+def read_layers(blobs: int, image_digest: str) -> tuple[Layer, ...]:
+    """What the manifest and its configuration say, both verified.
+
+    Raises DigestMismatch, InvalidImage (a ValueError).
+    """
+    manifest = documents.manifest(_document(blobs, image_digest, "manifest"))
+    raw = _document(blobs, manifest.config.digest, "configuration")
+    config = documents.config(raw, len(manifest.layers))
+    found = []
+    for blob, unpacked in zip(manifest.layers, config.rootfs.diff_ids, strict=True):
+        compression = compression_of(blob.media_type)
+        assert compression is not None  # documents.manifest has looked
+        found.append(Layer(blob, compression, unpacked))
+    return tuple(found)
 
 
 def _is_complete(store: int, name: str) -> bool:
@@ -173,7 +185,7 @@ def _document(blobs: int, digest: str, what: str) -> bytes:
     return raw
 
 
-def _extract_all(store: int, target: str, blobs: int, manifest: Manifest) -> None:
+def _extract_all(store: int, target: str, blobs: int, layers: tuple[Layer, ...]) -> None:
     os.mkdir(target, dir_fd=store)
     # Also when the layers say nothing of their root.
     os.chmod(target, 0o755, dir_fd=store)  # noqa: S103
@@ -181,23 +193,59 @@ def _extract_all(store: int, target: str, blobs: int, manifest: Manifest) -> Non
     root = os.open(target, os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW, dir_fd=store)
     text = mounts.map_text([(0, uids.IMAGE_BASE, uids.IMAGE_BLOCK_SIZE)])
     namespace = mounts.user_namespace(text)
+    room = _room(root)
     try:
-        for layer in manifest.layers:
-            _extract(root, namespace, blobs, layer)
+        for number, layer in enumerate(layers, start=1):
+            place = _Place(root, namespace, number == 1, number == len(layers))
+            try:
+                room = _extract(place, blobs, layer, room)
+            except BadArchive as problem:
+                raise ValueError(f"layer {number} is refused: {problem}") from None
     finally:
         os.close(namespace)
         os.close(root)
 
 
-def _extract(root: int, namespace: int, blobs: int, layer: Descriptor) -> None:
-    """Feed one layer to a confined child and hash what it was fed."""
-    blob = _open_blob(blobs, layer.digest)
+@dataclass(frozen=True)
+class _Room:
+    """What is left for the image."""
+
+    entries: int
+    size_bytes: int
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where a layer goes: the root directory, who extracts, and which of the layers it is."""
+
+    root: int
+    namespace: int
+    is_first: bool
+    is_last: bool
+
+
+def _room(root: int) -> _Room:
+    """A share of what is free, so that no image fills the disk that everybody's state is on."""
+    free = os.fstatvfs(root)
+    entries = int(free.f_favail * _FREE_SHARE) if free.f_files else ENTRIES_MAX
+    size_bytes = int(free.f_bavail * free.f_frsize * _FREE_SHARE)
+    return _Room(min(entries, ENTRIES_MAX), min(size_bytes, BYTES_MAX))
+
+
+def _extract(place: _Place, blobs: int, layer: Layer, room: _Room) -> _Room:
+    """Feed one layer to a confined child and hash what it was fed; the room that is left."""
+    blob = _open_blob(blobs, layer.blob.digest)
+    if os.fstat(blob).st_size != layer.blob.size:
+        os.close(blob)
+        raise DigestMismatch("layer")
     here, there = os.pipe2(os.O_CLOEXEC)
+    told, tells = os.pipe2(os.O_CLOEXEC)
     parent = os.getpid()
     pid = os.fork()
     if pid == 0:
-        _child(parent, root, namespace, here, layer.media_type)
+        _child(parent, place, here, tells, layer, room)
     os.close(here)
+    os.close(tells)
     digest = hashlib.sha256()
     fed = True
     try:
@@ -213,29 +261,65 @@ def _extract(root: int, namespace: int, blobs: int, layer: Descriptor) -> None:
         os.close(there)
         os.close(blob)
         _, status = os.waitpid(pid, 0)
-    if digest.hexdigest() != hostpaths.digest_hex(layer.digest):
+        report = os.read(told, _REPORT_BYTES_MAX)
+        os.close(told)
+    if digest.hexdigest() != hostpaths.digest_hex(layer.blob.digest):
         raise DigestMismatch("layer")
-    if status != 0:
-        raise ValueError("a layer could not be extracted: it is damaged, unsafe or too large")
+    return _outcome(status, report, room)
 
 
-def _child(parent: int, root: int, namespace: int, source: int, media_type: str) -> NoReturn:
+def _outcome(status: int, report: bytes, room: _Room) -> _Room:
+    """What the child says is a hint for people and for the caps, and trusted no further."""
+    if status == 0:
+        taken = _TAKEN.fullmatch(report)
+        if taken is None:
+            raise BadArchive("it could not be extracted")
+        return _Room(room.entries - int(taken[1]), room.size_bytes - int(taken[2]))
+    failed = _FAILED.fullmatch(report)
+    if failed is not None:
+        raise OSError(int(failed[1]), os.strerror(int(failed[1])))
+    text = "".join(c if " " <= c <= "~" else "?" for c in report.decode("ascii", "replace"))
+    raise BadArchive(text or "it could not be extracted: it is damaged or needs too much memory")
+
+
+def _child(
+    parent: int, place: _Place, source: int, tells: int, layer: Layer, room: _Room
+) -> NoReturn:
     try:
-        from sbxd.launcher.kernel import image_tar
-
         # Above all the other end of the pipe: an end of file that is held open here never comes.
-        process.close_all_but(root, namespace, source)
+        process.close_all_but(place.root, place.namespace, source, tells)
         os.umask(0o022)
+        resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES_MAX, _MEMORY_BYTES_MAX))
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         os.setgroups([])
-        syscalls.setns(namespace, syscalls.CLONE_NEWUSER)
+        raw = os.fdopen(source, "rb", buffering=_CHUNK_BYTES)
+        stream = LayerStream(raw, layer.compression, room.size_bytes)
+        syscalls.setns(place.namespace, syscalls.CLONE_NEWUSER)
         os.setresgid(0, 0, 0)
         os.setresuid(0, 0, 0)
         process.die_with_parent(parent)
-        os.fchdir(root)
+        syscalls.prctl(syscalls.PR_SET_NO_NEW_PRIVS, 1)
+        os.fchdir(place.root)
         os.chroot(".")
-        image_tar.extract(source, image_tar.Compression(media_type))
-        image_tar.add_mount_points()
+        extractor = Extractor(
+            place.root,
+            lowest=place.is_first,
+            entries_max=room.entries,
+            bytes_max=room.size_bytes,
+        )
+        extractor.extract(TarReader(stream.read))
+        if stream.finish() != layer.unpacked_digest:
+            raise BadArchive("unpacked it is not what the configuration says")
+        if place.is_last:
+            add_mount_points()
+        os.write(tells, f"took {extractor.entries} {extractor.size_bytes}".encode())
         os._exit(0)
+    except BadArchive as problem:
+        os.write(tells, str(problem).encode("ascii", "replace")[:_REPORT_BYTES_MAX])
+        os._exit(1)
+    except OSError as problem:
+        os.write(tells, f"errno {problem.errno or 0}".encode())
+        os._exit(1)
     except BaseException as problem:
-        os.write(2, f"image: {type(problem).__name__}: {problem}\n".encode())
+        os.write(2, f"image: {type(problem).__name__}\n".encode())
         os._exit(1)
