@@ -122,4 +122,8 @@ CASES: dict[str, Case] = {
     "EGR-10": Case("answers in special-purpose ranges and at providers' addresses"),
     "EGR-12": Case("single labels, search domains, /etc/hosts, names of the inside"),
     "EGR-19": Case("look-alikes, odd labels and lengths of names"),
+    "EXP-07": Case("text that is none, or that holds what a reader does not see"),
+    "EXP-08": Case("cells that a spreadsheet takes for formulas"),
+    "EXP-10": Case("file names that carry paths, headers or direction marks"),
+    "EXP-11": Case("bytes lost or changed between the workspace and the store, or in the store"),
 }
