@@ -7,10 +7,11 @@ is EXTERNAL_UNTRUSTED. Deliberately absent: directories, globs, and running anyt
 """
 
 import hashlib
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from sbxd.client.channel import chunks_of
 from sbxd.port.artifact import (
     ArtifactOrigin,
     ArtifactRef,
@@ -185,7 +186,7 @@ async def _export_text(
         return found
     ref = await artifacts.create(
         source.origin,
-        _once(data),
+        chunks_of(data),
         filename=source.filename,
         media_type=source.media_type,
         expected=lambda: said,
@@ -226,7 +227,3 @@ async def _digest(content: ContentStream) -> ContentDigest:
     async for _ in content:
         pass
     return content.digest()
-
-
-async def _once(data: bytes) -> AsyncIterator[bytes]:
-    yield data

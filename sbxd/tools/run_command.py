@@ -7,9 +7,10 @@ profile's and the approval's word and no field. Deliberately absent: a field tha
 (`artifact.export` is its own act), stdin, a shell.
 """
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
+from sbxd.client.channel import chunks_of
 from sbxd.port.artifact import (
     ArtifactError,
     ArtifactOrigin,
@@ -186,7 +187,7 @@ async def _shown(
     try:
         ref = await artifacts.create(
             ArtifactOrigin.TOOL_OUTPUT,
-            _once(data),
+            chunks_of(data),
             filename=f"{stream}.txt",
             media_type="text/plain",
         )
@@ -195,7 +196,3 @@ async def _shown(
         where = "the artifact store did not take the full output"
         return shorten(text, limit_bytes, where=where), None
     return shorten(text, limit_bytes, where=f"all of it is artifact {ref.artifact_id}"), ref
-
-
-async def _once(data: bytes) -> AsyncIterator[bytes]:
-    yield data
