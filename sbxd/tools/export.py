@@ -75,7 +75,6 @@ SPEC = ToolSpec(
                 "description": "Such as text/csv; by default after the name's ending.",
             },
         },
-        "oneOf": [{"required": ["path"]}, {"required": ["text", "filename"]}],
         "additionalProperties": False,
     },
     output_schema={

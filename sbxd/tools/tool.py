@@ -116,6 +116,11 @@ class ToolSpec(Struct, frozen=True, kw_only=True):
     output_bytes_max: int
     parallelism: Parallelism
 
+    @property
+    def function_name(self) -> str:
+        """The name for interfaces that take no dot in one (most model APIs)."""
+        return self.name.replace(".", "_")
+
     def side_effects(self, profile: Profile) -> Mapping[SideEffect, Disposition]:
         """Each class that the tool can have, with what the profile says of it."""
         return MappingProxyType(

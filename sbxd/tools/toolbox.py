@@ -91,7 +91,8 @@ class Toolbox:
         """Call one tool.
 
         Args:
-            name: as `ToolName` has it. arguments: as the model wrote them, decoded.
+            name: as `ToolName` has it, or as a specification's `function_name`.
+            arguments: as the model wrote them, decoded.
             approved: effects that were approved for this one call, by whoever may approve;
                 never anything that a model says.
 
@@ -130,8 +131,7 @@ class Toolbox:
 
 
 def _spec(name: str) -> ToolSpec:
-    try:
-        return SPECS[ToolName(name)]
-    except ValueError:
-        known = ", ".join(SPECS)
-        raise ToolValidationError(f"no tool {name!a}: there are {known}") from None
+    for spec in SPECS.values():
+        if name in (spec.name, spec.function_name):
+            return spec
+    raise ToolValidationError(f"no tool {name!a}: there are {', '.join(SPECS)}")
