@@ -152,9 +152,9 @@ class _Door:
                 task_status.started()
                 with transport.idle_scope or anyio.CancelScope():
                     await serve(self._open_session, read, write)
-        except PortError as error:
-            # One session's daemon is not there: the others go on.
-            _LOG.warning("a session ended: %s", error)
+        except* (PortError, OSError, anyio.ClosedResourceError, anyio.BrokenResourceError) as group:
+            # One session's daemon or client is not there: the others go on.
+            _LOG.warning("a session ended: %s", group.exceptions)
         finally:
             self._transports.pop(session_id, None)
             await _end(transport)

@@ -15,7 +15,7 @@ from sbxd.port.egress import DENY_ALL, EgressPolicy
 from sbxd.port.environment import ImageDigestField
 from sbxd.port.ids import TenantIdField
 from sbxd.port.limits import ResourceLimits
-from sbxd.settings import DEFAULT_LIMITS
+from sbxd.settings import DEFAULT_LIMITS, WORKER_SOCKET
 from sbxd.tools.tool import DEFAULT_ALLOWED, SideEffect
 
 DEFAULT_CONFIG = "/etc/sbxd/worker.toml"
@@ -32,7 +32,7 @@ class McpSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
     tenant_id: TenantIdField
     image_digest: ImageDigestField
-    socket: str = "/run/sbxd/worker.sock"
+    socket: str = WORKER_SOCKET
     credential_file: str = ""
     limits: ResourceLimits = DEFAULT_LIMITS
     egress: EgressPolicy = DENY_ALL

@@ -27,8 +27,11 @@ CATCHES_ALL = frozenset({"sbxd.service.session"})
 # Shields, all with a deadline, and why each is needed.
 SHIELDS: Mapping[str, str] = {
     "sbxd.artifacts.store": "what a failed or cancelled put has begun is removed",
+    "sbxd.client.local_workspace": "what a cancelled write has begun is removed",
+    "sbxd.client.run_scope": "the environment of a run is destroyed on every way out",
     "sbxd.client.remote": "a cancelled command's partial output is waited for, 2 s at most",
     "sbxd.lifecycle.finalize": "an end that has begun is finished",
+    "sbxd.tools.mcp_http": "the transport of a session that ends is closed",
     "sbxd.mechanism.namespaces": "what a cancelled preparation has begun is removed",
     "sbxctl.run": "the environment of an interrupted run is destroyed",
 }

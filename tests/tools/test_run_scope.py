@@ -226,7 +226,7 @@ async def test_after_a_loss_the_next_command_begins_in_an_empty_workspace_and_is
 
 async def test_an_approval_in_time_keeps_the_environment(autojump_clock: MockClock) -> None:
     async def approval() -> str:
-        await anyio.sleep(299)
+        await trio.sleep(299)
         return "yes"
 
     async with world() as made:
