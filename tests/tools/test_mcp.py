@@ -21,17 +21,26 @@ from mcp import Client, StdioServerParameters, stdio_client
 from mcp.client.streamable_http import streamable_http_client
 from mcp.shared.exceptions import MCPError
 
+from sbxd.client.admin import connect_admin
 from sbxd.fake.environment import FakeExecutionEnvironment
 from sbxd.port.errors import ExecutionUnavailable, UnavailableCode
 from sbxd.tools import mcp_http
 from sbxd.tools.mcp_http import http_door
 from sbxd.tools.mcp_server import TRUST_KEY, McpSession, OpenSession, make_server
 from tests.artifacts.world import Folder, run
+from tests.contract.subjects import ADMIN_SOCKET, CREDENTIAL_FILE
 from tests.tools.world import RUN, SCRIPT, TENANT, store, world
 
 REPOSITORY = Path(__file__).parents[2]
 TOKEN = "t" * 32
 MODES = ["legacy", "auto"]
+# What the fake's script stands for, and a real sandbox runs.
+PROGRAM = """\
+import sys
+total = sum(int(line) for line in open(sys.argv[1]))
+print(total)
+open("total.csv", "w").write(f"total\\n{total}\\n")
+"""
 
 
 @dataclass
@@ -65,6 +74,7 @@ async def use(client: Client) -> str:
         "workspace_write_text", {"path": "numbers.txt", "text": "1\n2\n39\n"}
     )
     assert not written.is_error
+    await client.call_tool("workspace_write_text", {"path": "sum.py", "text": PROGRAM})
     ran = await client.call_tool(
         "sandbox_run_command", {"command": ["python3", "sum.py", "numbers.txt"]}
     )
@@ -369,6 +379,35 @@ def test_the_program_serves_a_client_over_its_pipe(tmp_path: Path) -> None:
         lines = (tmp_path / "log").read_text().splitlines()
     assert lines[0].startswith("made mcp-")
     assert lines[1:] == ["ended"]
+
+
+@pytest.mark.needs("daemon", "image")
+def test_the_program_gives_a_client_a_real_sandbox(tmp_path: Path) -> None:
+    async def image() -> str:
+        async with connect_admin(ADMIN_SOCKET) as admin:
+            found = (await admin.describe()).default_image
+        assert found is not None
+        return found
+
+    async def main() -> None:
+        async with Client(stdio_client(parameters)) as client:
+            await use(client)
+
+    (tmp_path / "store").mkdir(mode=0o700)
+    config = tmp_path / "worker.toml"
+    config.write_text(
+        f'[artifacts]\ndirectory = "{tmp_path}/store"\n'
+        f'[mcp]\ntenant_id = "tenant-a"\nimage_digest = "{run("trio", image)}"\n'
+        f'credential_file = "{CREDENTIAL_FILE}"\n'
+        "[mcp.limits]\ncpu_millicores = 1000\nmemory_bytes = 134217728\npids_max = 64\n"
+        "workspace_bytes = 33554432\ninodes_max = 1000\nwall_clock_seconds = 60\n"
+    )
+    parameters = StdioServerParameters(
+        command=sys.executable,
+        args=["-m", "sbxd.worker_cli", "--config", str(config), "mcp"],
+        cwd=REPOSITORY,
+    )
+    run("asyncio", main)
 
 
 def worker(config: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
