@@ -122,6 +122,14 @@ CASES: dict[str, Case] = {
     "EGR-10": Case("answers in special-purpose ranges and at providers' addresses"),
     "EGR-12": Case("single labels, search domains, /etc/hosts, names of the inside"),
     "EGR-19": Case("look-alikes, odd labels and lengths of names"),
+    "EXP-01": Case("a link as the exported file, or on the way to it"),
+    "EXP-02": Case(
+        "a second name of the exported file",
+        "refused in a plain directory; on the daemon's volume it is read, where it can only be "
+        "another name of the same volume",
+    ),
+    "EXP-03": Case("pipes, sockets, devices and directories as the exported file"),
+    "EXP-04": Case("a file that is swapped or changed during its export"),
     "EXP-07": Case("text that is none, or that holds what a reader does not see"),
     "EXP-08": Case("cells that a spreadsheet takes for formulas"),
     "EXP-10": Case("file names that carry paths, headers or direction marks"),

@@ -1,19 +1,25 @@
 """artifact.export: a file or a text becomes one artifact, however often it is asked for."""
 
 import hashlib
+import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import jsonschema
 import pytest
 
-from sbxd.fake.environment import FakeWorkspaceHandle
+from sbxd.client.local_workspace import open_local_workspace
+from sbxd.client.run_scope import RunScope
+from sbxd.fake.environment import FakeExecutionEnvironment, FakeWorkspaceHandle
 from sbxd.port.artifact import ArtifactOrigin, ContentDigest, TrustLevel
 from sbxd.port.workspace import ContentStream
 from sbxd.tools.export import SPEC
+from sbxd.tools.run_artifacts import StoreOfRun
 from sbxd.tools.tool import ToolName, ToolRefused, ToolUnavailable, ToolValidationError
+from sbxd.tools.toolbox import Toolbox
 from tests.artifacts.world import Folder, fetched, run
-from tests.tools.world import RUN, TENANT, world
+from tests.tools.world import RUN, SCRIPT, SPECIFICATION, TENANT, world
 
 NAME = ToolName.EXPORT
 COMMAND = ToolName.RUN_COMMAND
@@ -142,6 +148,39 @@ def test_what_is_not_there_is_refused_and_says_why_it_may_be_gone(folder: Folder
             await made.tools.call(WRITE, {"path": "d/a.csv", "text": ""})
             with pytest.raises(ToolRefused, match="IS_A_DIRECTORY"):
                 await made.tools.call(NAME, {"path": "d"})
+
+    run("trio", main)
+
+
+@pytest.mark.case("EXP-01", "EXP-02", "EXP-03")
+def test_what_is_no_plain_file_of_the_workspace_is_not_exported(
+    folder: Folder, tmp_path: Path
+) -> None:
+    root = tmp_path / "root"
+    root.mkdir()
+    (tmp_path / "canary").write_text("canary")
+    (root / "good.txt").write_text("good")
+    (root / "link").symlink_to(tmp_path / "canary")
+    (root / "inner").symlink_to("good.txt")
+    (root / "up").symlink_to("..")
+    os.mkfifo(root / "fifo")
+    os.link(tmp_path / "canary", root / "hard")
+
+    async def main() -> None:
+        environment = FakeExecutionEnvironment(SCRIPT)
+        async with (
+            folder.opened() as artifacts,
+            open_local_workspace(root) as workspace,
+            RunScope(environment, SPECIFICATION, lambda handle: workspace) as scope,
+        ):
+            tools = Toolbox(scope, StoreOfRun(artifacts, TENANT, RUN))
+            await scope.environment()
+            for path in ("link", "inner", "up/canary", "fifo", "hard", ".", "up"):
+                with pytest.raises((ToolValidationError, ToolRefused)):
+                    await tools.call(NAME, {"path": path})
+            assert folder.objects() == []
+            await tools.call(NAME, {"path": "good.txt"})  # the positive control
+        assert len(folder.objects()) == 1
 
     run("trio", main)
 
