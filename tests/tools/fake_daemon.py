@@ -49,7 +49,7 @@ def note(log: Path) -> None:
         write(log, "ended")
 
     FakeEngine.provision = noted_provision  # type: ignore[method-assign,assignment]
-    FakeEngine.remove = noted_remove  # type: ignore[method-assign,assignment]
+    FakeEngine.remove = noted_remove  # type: ignore[method-assign]
 
 
 def write(log: Path, line: str) -> None:

@@ -11,6 +11,7 @@ import msgspec
 import pytest
 
 from sbxd.artifacts.opening import ArtifactSettings, open_artifacts
+from sbxd.client.remote import RemoteExecutionEnvironment
 from sbxd.client.run_scope import remote_workspaces
 from sbxd.fake.environment import FakeExecutionEnvironment
 from tests.artifacts.world import Folder, run
@@ -82,5 +83,6 @@ async def test_the_example_runs_in_a_real_sandbox(example: ModuleType, tmp_path:
         real_daemon() as subject,
     ):
         environment = subject.environment
+        assert isinstance(environment, RemoteExecutionEnvironment)
         wanted = example.specification(subject.image_digest, f"agent-{secrets.token_hex(8)}")
         check(await example.example(environment, remote_workspaces(environment), wanted, artifacts))

@@ -124,18 +124,21 @@ def test_a_session_that_calls_nothing_makes_nothing(tmp_path: Path) -> None:
     run("asyncio", main)
 
 
+WRONG_CALLS: list[tuple[str, dict[str, Any], str]] = [
+    ("sandbox_run_command", {"command": "ls"}, '["python3", "script.py"]'),
+    ("sandbox_run_command", {"command": ["nothing"]}, "no such program"),
+    ("workspace_read_text", {"path": "../x"}, "dot components"),
+    ("sandbox.run_command", {"command": []}, "array"),
+    ("shell", {}, "no tool"),
+]
+
+
 def test_a_refusal_is_a_result_that_the_model_reads(tmp_path: Path) -> None:
     sessions = Sessions(store(tmp_path), [])
 
     async def main() -> None:
         async with Client(make_server(sessions)) as client:
-            for name, arguments, said in [
-                ("sandbox_run_command", {"command": "ls"}, '["python3", "script.py"]'),
-                ("sandbox_run_command", {"command": ["nothing"]}, "no such program"),
-                ("workspace_read_text", {"path": "../x"}, "dot components"),
-                ("sandbox.run_command", {"command": []}, "array"),
-                ("shell", {}, "no tool"),
-            ]:
+            for name, arguments, said in WRONG_CALLS:
                 result = await client.call_tool(name, arguments)
                 assert result.is_error
                 assert said in text_of(result)
