@@ -1,6 +1,7 @@
 """The workspace port without commands: the same for every adapter, a plain directory too (S1)."""
 
 import hashlib
+import tracemalloc
 from collections.abc import AsyncIterator
 from pathlib import PurePosixPath
 
@@ -203,3 +204,43 @@ async def test_a_stream_that_is_left_early_leaves_the_workspace_usable(
         async for _ in content:
             break
     assert len(await files.read("file")) == 3 * MIB
+
+
+class Repeated(AsyncIterator[bytes]):
+    """One piece, many times."""
+
+    def __init__(self, piece: bytes, times: int) -> None:
+        self._piece = piece
+        self._left = times
+
+    async def __anext__(self) -> bytes:
+        await trio.lowlevel.checkpoint()
+        if not self._left:
+            raise StopAsyncIteration
+        self._left -= 1
+        return self._piece
+
+
+async def test_a_large_file_passes_through_little_memory(
+    kind: str, files: StreamingWorkspace, clock: Clock
+) -> None:
+    piece, times = bytes(range(256)) * 1024, 160  # 40 MiB
+    size = len(piece) * times
+    whole = hashlib.sha256()
+    for _ in range(times):
+        whole.update(piece)
+    tracemalloc.start()
+    try:
+        await files.write_stream("large", size_bytes=size, data=Repeated(piece, times))
+        async with files.read_stream("large", maximum_bytes=size) as content:
+            async for _ in content:
+                pass
+            digest = content.digest()
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert (digest.size_bytes, digest.sha256) == (size, whole.hexdigest())
+    if kind not in ("fake", "fake-daemon"):  # those are memory
+        assert peak < 16 * MIB
+    else:  # the control: what holds the file is seen to
+        assert peak > size
