@@ -72,6 +72,7 @@ LAYERS = (
     Layer("sbxd.tools.mcp_server", (*PURE, "sbxd.tools", "sbxd.artifacts"), ("mcp",), SPAWNING),
     Layer("sbxd.tools.mcp_http", (*PURE, "sbxd.tools"), ("anyio", "mcp", "mcp_types", "starlette"),
           SPAWNING),
+    Layer("sbxd.tools.openai_agents", ("sbxd.tools",), ("agents",), SPAWNING),
     Layer("sbxd.artifacts", PURE, ("msgspec", "anyio"), SPAWNING),
     Layer("sbxd.artifacts.metadata_sqlite", (*PURE, "sbxd.artifacts"), ("anyio", "aiosqlite"),
           SPAWNING),
@@ -246,7 +247,7 @@ import importlib, json, pkgutil, sys
 before = set(sys.modules)
 names = sys.argv[1:]
 # The daemon's part, and what a worker imports only when it has the library (httpx loads trio).
-apart = {"sbxd.fake.service", "sbxd.client.guard_httpx"}
+apart = {"sbxd.fake.service", "sbxd.client.guard_httpx", "sbxd.tools.openai_agents"}
 for name in names:
     package = importlib.import_module(name)
     for found in pkgutil.walk_packages(getattr(package, "__path__", []), name + "."):
