@@ -4,9 +4,10 @@
         tools = Toolbox(scope, artifacts)
         result = await tools.call("sandbox.run_command", {"command": ["python3", "a.py"]})
 
-Invariants: no call without every effect that the tool requires; calls of one run take turns, so
-two commands never share a workspace at once and a file is labelled as it was read; a tool whose
-target is the sandbox is handed credentials by nobody. Deliberately absent: asking for approvals.
+Invariants: no call without every effect that the tool requires; every call is bounded in time;
+calls of one run take turns, so two commands never share a workspace at once and a file is labelled
+as it was read; credentials are resolved by nobody for a tool whose target is the sandbox.
+Deliberately absent: asking for approvals.
 """
 
 from collections.abc import Mapping
@@ -24,13 +25,17 @@ from sbxd.tools.tool import (
     Disposition,
     Profile,
     SideEffect,
+    Target,
     ToolDenied,
     ToolName,
     ToolResult,
     ToolSpec,
+    ToolUnavailable,
     ToolValidationError,
 )
 
+# Besides a tool's own time: the service ends a command, and an environment may have to be made.
+SLACK_SECONDS: Mapping[Target, int] = MappingProxyType({Target.SANDBOX: 120, Target.IN_PROCESS: 0})
 SPECS: Mapping[ToolName, ToolSpec] = MappingProxyType(
     {
         spec.name: spec
@@ -107,12 +112,14 @@ class Toolbox:
                 raise ToolDenied(spec.name, effect)
         context = CallContext(self._scope, self._artifacts, profile)
         async with self._turn:
-            with told_to_the_model(spec):
+            seconds = spec.timeout_seconds + SLACK_SECONDS[spec.target]
+            with told_to_the_model(spec), anyio.move_on_after(seconds):
                 try:
                     return await self._call(spec.name, context, arguments)
                 except PortError as error:
                     await self._scope.forget_if_gone(error)
                     raise
+        raise ToolUnavailable(f"{spec.name} was given up after {seconds} s")
 
     async def _call(
         self, name: ToolName, context: CallContext, arguments: Mapping[str, object]

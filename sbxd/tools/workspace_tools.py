@@ -87,7 +87,7 @@ WRITE_SPEC = ToolSpec(
     scope="workspace.write",
     requires=frozenset({SideEffect.WORKSPACE_WRITE}),
     output_trust=TrustLevel.INTERNAL_TOOL,
-    timeout_seconds=TIMEOUT_SECONDS,
+    timeout_seconds=2 * TIMEOUT_SECONDS,  # it may have to make the environment
     output_bytes_max=8192,
     parallelism=Parallelism.FORBIDDEN,
 )

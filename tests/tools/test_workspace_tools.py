@@ -2,9 +2,12 @@
 
 import jsonschema
 import pytest
+import trio
+from trio.testing import MockClock
 
+from sbxd.fake.environment import FakeExecutionEnvironment, FakeWorkspaceHandle
 from sbxd.port.artifact import TrustLevel
-from sbxd.tools.tool import ToolName, ToolRefused, ToolValidationError
+from sbxd.tools.tool import ToolName, ToolRefused, ToolUnavailable, ToolValidationError
 from sbxd.tools.toolbox import SPECS
 from sbxd.tools.workspace_tools import TEXT_BYTES_MAX
 from tests.tools.world import world
@@ -74,6 +77,28 @@ async def test_a_path_outside_is_refused_before_anything_is_made(path: object) -
             with pytest.raises(ToolValidationError):
                 await made.tools.call(LIST, {"path": path})
     assert made.calls == []
+
+
+async def test_a_call_that_hangs_is_given_up_in_its_time(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def hang(*arguments: object) -> None:
+        await trio.sleep_forever()
+
+    async with world() as made:
+        await made.tools.call(WRITE, {"path": "a", "text": "x"})
+        monkeypatch.setattr(FakeWorkspaceHandle, "listdir", hang)
+        monkeypatch.setattr(FakeExecutionEnvironment, "execute", hang)
+        for name, arguments, seconds in [
+            (LIST, {}, 60),
+            (COMMAND, {"command": ["true"]}, 420),
+        ]:
+            begun = trio.current_time()
+            with pytest.raises(ToolUnavailable, match="given up"):
+                await made.tools.call(name, arguments)
+            assert trio.current_time() - begun == pytest.approx(seconds, abs=0.1)
+        # The turn is free again.
+        assert (await made.tools.call(READ, {"path": "a"})).value["text"] == "x"
 
 
 async def test_an_unknown_tool_is_named() -> None:
