@@ -39,6 +39,7 @@ from sbxd.audit.journald import JournaldSink
 from sbxd.audit.sink import AuditSink, AuditUnavailable
 from sbxd.config import CredentialState, StartupRefusal, resolve_aliases, startup_refusals
 from sbxd.doors import DoorUnavailable, open_doors
+from sbxd.egress.host_network import HostNetworkUnreadable
 from sbxd.fake.engine import FakeEngine
 from sbxd.fake.script import Outcome, Script
 from sbxd.fake.service import FakeEnvironments
@@ -52,7 +53,9 @@ from sbxd.lifecycle.journal import (
     JournalUnwritable,
     OneThread,
 )
+from sbxd.lifecycle.leases import LeaseReaper
 from sbxd.lifecycle.local import LocalEnvironments
+from sbxd.lifecycle.network import Egress
 from sbxd.lifecycle.provision import Provisioner
 from sbxd.lifecycle.reconcile import Reconciler
 from sbxd.lifecycle.registry import Clock, Registry, back_stop_seconds
@@ -60,8 +63,10 @@ from sbxd.lifecycle.supervisor import Parts
 from sbxd.mechanism.protocol import Mechanism, MechanismError
 from sbxd.notify import Notifier
 from sbxd.port.ids import EnvironmentId
+from sbxd.proxies import open_proxies
 from sbxd.service.dispatch import Dispatch
 from sbxd.service.images import ImageStore, Unpacker, Users
+from sbxd.service.lease_query import lease_authorities
 from sbxd.service.listener import Service
 from sbxd.service.session import SessionContext
 from sbxd.settings import SandboxMechanism, Settings
@@ -106,6 +111,7 @@ _UNABLE = (
     JournalUnreadable,
     JournalUnwritable,
     MechanismError,
+    HostNetworkUnreadable,
     OSError,
 )
 
@@ -181,9 +187,12 @@ async def _serve_namespaces(
     try:
         async with (
             open_namespaces(
-                settings.launcher_socket, seccomp_profile=settings.seccomp.profile
+                settings.launcher_socket,
+                seccomp_profile=settings.seccomp.profile,
+                io=settings.limits.io,
             ) as mechanism,
-            _assemble(settings, mechanism, audit, log) as assembled,
+            open_proxies(settings.egress, audit) as egress,
+            _assemble(settings, mechanism, egress, audit, log) as assembled,
         ):
             return await _serve(settings, given, assembled, audit, log)
     except OSError as problem:
@@ -195,7 +204,11 @@ async def _serve_namespaces(
 
 @asynccontextmanager
 async def _assemble(
-    settings: Settings, mechanism: Mechanism, audit: AuditSink, log: logging.Logger
+    settings: Settings,
+    mechanism: Mechanism,
+    egress: Egress,
+    audit: AuditSink,
+    log: logging.Logger,
 ) -> AsyncIterator[Assembled]:
     budgets = Budgets()
     boot_id = await read_boot_id(mechanism)
@@ -223,12 +236,20 @@ async def _assemble(
         registry = Registry(parts, settings, clock, lambda: images.known())
         images = _image_store(settings, mechanism, _RegistryUsers(registry))
         await _open_images(settings, images, audit, log)
+        lease_reaper = LeaseReaper(
+            authorities=lease_authorities(settings),
+            handed_out=registry.handed_out,
+            end=registry.end_stale,
+            audit=audit,
+            interval_seconds=settings.leases.interval_seconds,
+        )
         environments = LocalEnvironments(
             registry,
             Provisioner(registry, parts, settings, clock),
-            CommandRules(settings=settings, budgets=budgets, audit=audit),
+            CommandRules(settings, budgets, audit, egress, on_command=registry.shares.wake),
             mechanism,
             reconciler,
+            lease_reaper,
             images.known,
         )
 

@@ -9,8 +9,8 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
-from sbxd.port.egress import DENY_ALL, EgressPolicy
-from sbxd.port.limits import GIB, MIB, EnvironmentBudgets, ResourceLimits
+from sbxd.port.egress import EgressPolicy
+from sbxd.port.limits import GIB, MIB, EnvironmentBudgets, IoCeilings, ResourceLimits
 
 
 class SandboxMechanism(StrEnum):
@@ -75,7 +75,8 @@ class LimitSettings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     # A command is killed with PIDS at this many refused forks within the window.
     pids_refusals_max: Annotated[int, Meta(ge=1, le=1_000_000)] = 1000
     pids_refusals_window_seconds: Annotated[int, Meta(ge=1, le=60)] = 10
-    # Development hosts only: limits that may go unenforced, of memory, pids, cpu, volume.
+    io: IoCeilings = IoCeilings()
+    # Development hosts only: limits that may go unenforced, of memory, pids, cpu, io, volume.
     allow_unenforced_limits: tuple[str, ...] = ()
 
 
@@ -113,6 +114,26 @@ class ServiceSettings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     orphan_grace_seconds: Annotated[int, Meta(ge=0, le=3600)] = 60
 
 
+class LeaseAuthoritySettings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """One worker tier's lease authority. socket: where it listens. owner_uids: the worker uids for
+    whose environments it speaks; it runs under one of them, or as root."""
+
+    socket: Annotated[str, Meta(pattern=r"^/[^\x00]{1,106}\Z")]
+    owner_uids: Annotated[
+        tuple[Annotated[int, Meta(ge=0, le=2**32 - 2)], ...], Meta(min_length=1, max_length=1024)
+    ]
+
+
+class LeaseSettings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """interval_seconds: how often the reaper's timer fires; an environment that the authority does
+    not know is ended at the second pass. authorities: by a name for the audit."""
+
+    interval_seconds: Annotated[int, Meta(ge=1, le=3600)] = 60
+    authorities: dict[
+        Annotated[str, Meta(pattern=r"^[a-z0-9][a-z0-9._-]{0,63}\Z")], LeaseAuthoritySettings
+    ] = {}
+
+
 class ProcessEnvironmentSettings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """operator_names: tier 1, variables that a specification may carry. Tier 0 names are refused
     here and on the wire."""
@@ -120,6 +141,25 @@ class ProcessEnvironmentSettings(Struct, frozen=True, forbid_unknown_fields=True
     operator_names: tuple[
         Annotated[str, Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,127}\Z")], ...
     ] = ()
+
+
+class EgressSettings(EgressPolicy, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The operator's policy, and what bounds the proxy of each environment with a network.
+
+    require_matching_sni: a tunnel has to begin with a TLS ClientHello for the requested host.
+    tunnels_max, connections_waiting_max: with and without a tunnel. head_seconds: from accept to
+    the end of the request. dial_seconds: all addresses together. idle_seconds: no byte either
+    way. denials_per_second: answered at once and recorded one by one; the others are counted.
+    """
+
+    require_matching_sni: bool = False
+    tunnels_max: Annotated[int, Meta(ge=1, le=4096)] = 128
+    connections_waiting_max: Annotated[int, Meta(ge=1, le=1024)] = 64
+    head_seconds: Annotated[int, Meta(ge=1, le=60)] = 5
+    resolve_seconds: Annotated[int, Meta(ge=1, le=60)] = 10
+    dial_seconds: Annotated[int, Meta(ge=1, le=60)] = 10
+    idle_seconds: Annotated[int, Meta(ge=10, le=86_400)] = 300
+    denials_per_second: Annotated[int, Meta(ge=1, le=1000)] = 10
 
 
 class Settings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -133,8 +173,9 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     images: ImageSettings = ImageSettings()
     reserve: ReserveSettings = ReserveSettings()
     service: ServiceSettings = ServiceSettings()
+    leases: LeaseSettings = LeaseSettings()
     process_environment: ProcessEnvironmentSettings = ProcessEnvironmentSettings()
-    egress: EgressPolicy = DENY_ALL
+    egress: EgressSettings = EgressSettings()
     allow_software_emulation: bool = False
     state_directory: Annotated[str, Meta(pattern=r"^/[^\x00]+\Z")] = "/var/lib/sbxd"
     runtime_directory: Annotated[str, Meta(pattern=r"^/[^\x00]+\Z")] = "/run/sbxd"

@@ -9,14 +9,18 @@ trio: runs in the caller's event loop, asyncio or trio.
 import hashlib
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Container
 from contextlib import asynccontextmanager
+from copy import copy
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
+from sbxd.fake.bridge import BridgeHandler, HandledBridge
 from sbxd.fake.engine import FAKE_SETTINGS, FakeEngine, OutputSink, Record, WallClock, utc_now
 from sbxd.fake.script import Script
 from sbxd.policy.containment import relative_bytes, resolve
+from sbxd.policy.network import network_grant
 from sbxd.port.artifact import ContentDigest
 from sbxd.port.command import ExecutionCommand, ExecutionResult, FileChange
+from sbxd.port.egress import EgressPolicy
 from sbxd.port.environment import WORKSPACE_ROOT, EnvironmentHandle, EnvironmentSpec
 from sbxd.port.errors import WorkspaceCode, WorkspaceError
 from sbxd.port.workspace import READ_BYTES_MAX, ContentStream, WorkspaceProvenance
@@ -65,9 +69,17 @@ class FakeExecutionEnvironment:
         self._engine = FakeEngine(
             script, settings=settings, known_digests=known_digests, wall_clock=wall_clock
         )
+        self._settings = settings
         self._on_output = on_output
         self._on_cancelled = on_cancelled
+        self._bridge: BridgeHandler | None = None
         self.calls: list[RecordedCall] = []
+
+    def with_bridge(self, handler: BridgeHandler) -> "FakeExecutionEnvironment":
+        """The same environments; what is executed through this view has the bridge."""
+        view = copy(self)
+        view._bridge = handler
+        return view
 
     async def provision(self, specification: EnvironmentSpec) -> EnvironmentHandle:
         """As the port."""
@@ -83,13 +95,22 @@ class FakeExecutionEnvironment:
         self._engine.attempt(record)
         finished = False
         try:
-            result = await self._engine.execute(record, command, on_output=self._on_output)
+            result = await self._engine.execute(
+                record,
+                command,
+                on_output=self._on_output,
+                bridge=None if self._bridge is None else HandledBridge(self._bridge),
+            )
             finished = True
         finally:
             cancelled = record.cancelled_result
             if not finished and cancelled is not None and self._on_cancelled is not None:
                 self._on_cancelled(cancelled)
         return result
+
+    async def network_grant(self) -> EgressPolicy:
+        """What `network_enabled` grants under this fake's settings."""
+        return network_grant(self._settings.egress)
 
     async def destroy(self, environment: EnvironmentHandle) -> None:
         """As the port: idempotent."""

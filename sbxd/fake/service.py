@@ -10,22 +10,34 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 import msgspec
 import trio
 
+from sbxd.audit.lease_events import ClearingProof
 from sbxd.fake.engine import FakeEngine, Record, Stop, gone
 from sbxd.lifecycle.environments import (
+    BridgeWorker,
     ContentSink,
     Description,
     OutputSink,
     Peer,
     PeerRole,
+    Quarantined,
+    ReapReport,
     ReconcileReport,
 )
 from sbxd.policy.containment import relative_bytes
 from sbxd.port.command import ExecutionCommand, ExecutionResult, FileChange, Usage
 from sbxd.port.environment import EnvironmentHandle, EnvironmentSpec
-from sbxd.port.errors import PortError, WorkspaceCode, WorkspaceError
+from sbxd.port.errors import (
+    ExecutionRejected,
+    PortError,
+    RejectedCode,
+    WorkspaceCode,
+    WorkspaceError,
+)
 from sbxd.port.ids import EnvironmentId
 from sbxd.port.workspace import WorkspaceProvenance
-from sbxd.wire.messages import CHUNK_BYTES_MAX, EnvironmentInfo
+from sbxd.wire.descriptions import EnvironmentInfo
+from sbxd.wire.messages import CHUNK_BYTES_MAX
+from sbxd.wire.repair import ClearingWord
 
 
 class FakeEnvironments:
@@ -57,6 +69,7 @@ class FakeEnvironments:
         *,
         cancelled: trio.Event,
         on_output: OutputSink | None = None,
+        bridge: BridgeWorker | None = None,
     ) -> ExecutionResult:
         """As the protocol."""
         record = self._find(owner, handle)
@@ -69,7 +82,9 @@ class FakeEnvironments:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(cancel_when_told)
             try:
-                result = await self._engine.execute(record, command, on_output=on_output)
+                result = await self._engine.execute(
+                    record, command, on_output=on_output, bridge=bridge
+                )
             except PortError as error:
                 result = error
             nursery.cancel_scope.cancel()
@@ -163,6 +178,23 @@ class FakeEnvironments:
         """As the protocol; nothing outlives a fake."""
         await trio.lowlevel.checkpoint()
         return ReconcileReport(destroyed=(), quarantined=())
+
+    async def reap(self) -> ReapReport:
+        """As the protocol; a fake asks no authority."""
+        await trio.lowlevel.checkpoint()
+        return ReapReport(asked=0, stale=(), unknown=0, unanswered=())
+
+    async def quarantine(self) -> tuple[Quarantined, ...]:
+        """As the protocol; nothing outlives a fake."""
+        await trio.lowlevel.checkpoint()
+        return ()
+
+    async def clear_quarantine(self, peer: Peer, name: str, word: ClearingWord) -> ClearingProof:
+        """As the protocol; nothing is quarantined."""
+        await trio.lowlevel.checkpoint()
+        raise ExecutionRejected(
+            RejectedCode.ENVIRONMENT_GONE, "nothing of that name is quarantined", field="name"
+        )
 
     def images_in_use(self) -> Mapping[str, int]:
         """As the protocol."""

@@ -19,12 +19,13 @@ INIT_STEPS
 13. pivot_into_image
 14. leave_the_standard_streams
 15. raise_loopback
-16. name_the_host
-17. join_a_new_keyring
-18. make_a_ruleset
-19. confine_system_calls
-20. drop_capabilities
-21. hide
+16. bind_the_proxy_port
+17. name_the_host
+18. join_a_new_keyring
+19. make_a_ruleset
+20. confine_system_calls
+21. drop_capabilities
+22. hide
 
 Why these and not others:
 - /proc shows processes (hidepid=invisible) and PROC_SHOWN; every other entry that this kernel has
@@ -42,6 +43,10 @@ Why these and not others:
 - confine_system_calls is without no_new_privs, which CAP_SYS_ADMIN allows until it is dropped, so
   that a label on exec stays possible; each command sets no_new_privs itself. Commands inherit the
   filter: it has to allow what the workload's allows, and what the steps of `workload` need.
+- bind_the_proxy_port makes the socket here, where its network is, so that no privileged process
+  has to enter that network; it comes before any command, so none can have the port. The helper
+  gets the only descriptor. Bound and not listening, it refuses every connection; without
+  SO_REUSEADDR no other socket can have its address, whatever options that one sets.
 - init keeps SETUID and SETGID (a command's change of identity) and SETPCAP (its bounding set and
   securebits). It signals nobody: commands are killed through their cgroup.
 - init has no PDEATHSIG: it is to outlive the helper. It ends when its channel does.
@@ -55,7 +60,7 @@ import struct
 from dataclasses import dataclass, field
 from typing import Final, NoReturn
 
-from sbxd.jail import identity, landlock, mounts, syscalls, workload
+from sbxd.jail import bridge, identity, landlock, mounts, syscalls, workload
 from sbxd.jail.handshake import Gate
 from sbxd.jail.identity import Capability
 from sbxd.jail.init import Broken, Init
@@ -72,6 +77,8 @@ from sbxd.jail.syscalls import (
 KEPT: Final = identity.mask(Capability.SETUID, Capability.SETGID, Capability.SETPCAP)
 NAMESPACE_LIMITS: Final = ("user", "mnt", "pid", "net", "ipc", "uts", "cgroup", "time")
 MAPPED: Final = b"mapped"
+BOUND: Final = b"bound"
+LOOPBACK: Final = "127.0.0.1"
 PROC_SHOWN: Final = frozenset(
     ("cpuinfo", "filesystems", "loadavg", "meminfo", "stat", "uptime", "version")
 )
@@ -91,6 +98,7 @@ class InitContext:
     devices: dict[str, int] = field(default_factory=dict)
     proc_fd: int = -1
     whole_proc_fd: int = -1
+    bridge_fd: int = -1
     ruleset_fd: int | None = None
 
 
@@ -163,13 +171,14 @@ def mount_proc(context: InitContext) -> None:
 
 
 def mount_dev(context: InitContext) -> None:
-    """Attach a small tmpfs at /dev with the devices and links; then make it read-only."""
+    """Attach a small tmpfs at /dev with devices, links and the bridge; then make it read-only."""
     flags = MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV | MOUNT_ATTR_NOEXEC
     dev = mounts.tmpfs(16 * mounts.PAGE_BYTES, 0o755, flags)
     mounts.attach(dev, context.plan.image_fd, "dev")
     mounts.fill_dev(dev, context.devices)
     shm = mounts.tmpfs(context.plan.shm_bytes, 0o1777, flags)
     mounts.attach(shm, dev, "shm")
+    context.bridge_fd = bridge.bind(dev)
     mounts.restrict(dev, MOUNT_ATTR_RDONLY)
 
 
@@ -188,7 +197,7 @@ def mount_workspace(context: InitContext) -> None:
 def pivot_into_image(context: InitContext) -> None:
     """Make the image the root, detach the host's root, and close all mount descriptors."""
     mounts.pivot_into(context.plan.image_fd)
-    identity.close_all_but({context.gate.fileno(), context.plan.init_channel_fd})
+    identity.close_all_but({context.gate.fileno(), context.plan.init_channel_fd, context.bridge_fd})
 
 
 def leave_the_standard_streams(_: InitContext) -> None:
@@ -205,6 +214,15 @@ def raise_loopback(_: InitContext) -> None:
         request = struct.pack("16sH14x", b"lo", 0)
         flags = struct.unpack("16sH14x", fcntl.ioctl(end, _SIOCGIFFLAGS, request))[1]
         fcntl.ioctl(end, _SIOCSIFFLAGS, struct.pack("16sH14x", b"lo", flags | _IFF_UP))
+
+
+def bind_the_proxy_port(context: InitContext) -> None:
+    """Bind the proxy's socket to its port of the loopback and give it away, if there is a port."""
+    port = context.plan.proxy_port
+    if port is not None:
+        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as end:
+            end.bind((LOOPBACK, port))
+            context.gate.send(BOUND, (end.fileno(),))
 
 
 def name_the_host(context: InitContext) -> None:
@@ -258,6 +276,7 @@ INIT_STEPS: tuple[Step[InitContext], ...] = (
     pivot_into_image,
     leave_the_standard_streams,
     raise_loopback,
+    bind_the_proxy_port,
     name_the_host,
     join_a_new_keyring,
     make_a_ruleset,
@@ -273,8 +292,9 @@ def main(plan: JailPlan, gate: Gate, workspace_fd: int) -> NoReturn:
     context = InitContext(plan, gate, workspace_fd)
     try:
         run_steps(INIT_STEPS, context)
-        gate.send_done()
+        gate.send_done((context.bridge_fd,))
         gate.close()
+        os.close(context.bridge_fd)  # the daemon's from now on
         confinement = workload.Confinement(
             plan.rlimits, plan.seccomp_workload, plan.apparmor_label, context.ruleset_fd
         )

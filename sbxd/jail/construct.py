@@ -12,8 +12,9 @@ LAUNCH_STEPS (in the helper)
  3. await_the_intermediate
  4. write_the_maps
  5. release_both
- 6. await_init
- 7. await_the_steward
+ 6. receive_the_proxy_socket
+ 7. await_init
+ 8. await_the_steward
 
 INTERMEDIATE_STEPS (in the box's cgroup, as the host's root)
  1. unshare_cgroup_and_mounts
@@ -77,6 +78,8 @@ class Launch:
     steward: tuple[Gate, Gate]
     pids: list[int] = field(default_factory=list)
     pidfds: list[int] = field(default_factory=list)
+    proxy_listener: int | None = None
+    bridge_fds: list[int] = field(default_factory=list)
 
     def gates(self) -> tuple[Gate, ...]:
         return (*self.intermediate, *self.init, *self.steward)
@@ -95,8 +98,8 @@ class Intermediate:
 def launch(plan: JailPlan, map_writer: MapWriter, serve: Serve = serve_workspace) -> Launched:
     """Build both processes and wait until both are complete.
 
-    The descriptors of the plan stay the caller's, who also owns the two pidfds. Raises JailError;
-    then neither process is left. Takes at most some tens of seconds, whatever happens.
+    The descriptors of the plan stay the caller's, who also owns those of the result. Raises
+    JailError; then neither process is left. Takes at most some tens of seconds, whatever happens.
     """
     state = Launch(plan, map_writer, serve, Gate.pair(), Gate.pair(), Gate.pair())
     try:
@@ -105,11 +108,18 @@ def launch(plan: JailPlan, map_writer: MapWriter, serve: Serve = serve_workspace
         for pidfd in state.pidfds:
             _kill_and_reap(pidfd)
             os.close(pidfd)
+        if state.proxy_listener is not None:
+            os.close(state.proxy_listener)
+        for descriptor in state.bridge_fds:
+            os.close(descriptor)
         raise
     finally:
         for gate in state.gates():
             gate.close()
-    return Launched(state.pids[0], state.pidfds[0], state.pids[1], state.pidfds[1])
+    pids, pidfds = state.pids, state.pidfds
+    return Launched(
+        pids[0], pidfds[0], pids[1], pidfds[1], state.bridge_fds[0], state.proxy_listener
+    )
 
 
 # the helper ------------------------------------------------------------------------------------
@@ -162,9 +172,22 @@ def release_both(state: Launch) -> None:
     state.steward[0].send(build.MAPPED)
 
 
+def receive_the_proxy_socket(state: Launch) -> None:
+    """Receive the proxy's socket from init, if the plan has a port for it."""
+    if state.plan.proxy_port is None:
+        return
+    message, received = state.init[0].receive(descriptors=1)
+    if message != build.BOUND or len(received) != 1:
+        for descriptor in received:
+            os.close(descriptor)
+        raise_failure(message, "init")
+        raise OSError(errno.EPROTO, "init is complete without the proxy's socket")
+    state.proxy_listener = received[0]
+
+
 def await_init(state: Launch) -> None:
-    """Wait until init is complete."""
-    state.init[0].receive_done("init")
+    """Wait until init is complete, and receive the bridge's socket from it."""
+    state.bridge_fds = state.init[0].receive_done("init", descriptors=1)
 
 
 def await_the_steward(state: Launch) -> None:
@@ -236,6 +259,7 @@ LAUNCH_STEPS: tuple[Step[Launch], ...] = (
     await_the_intermediate,
     write_the_maps,
     release_both,
+    receive_the_proxy_socket,
     await_init,
     await_the_steward,
 )

@@ -40,6 +40,7 @@ class JailPlan:
     rlimits: by the names of setrlimit, with or without RLIMIT_; never above the caller's own.
     apparmor_label: the profile of every command, which must be loaded and enforced; None where the
     kernel has no AppArmor. landlock_version: of the kernel's interface; 0 for none.
+    proxy_port: the port of the loopback that the proxy's socket is bound to; None for no socket.
     A launch uses both mounts up: they cannot be attached again.
     """
 
@@ -61,13 +62,17 @@ class JailPlan:
     rlimits: Mapping[str, tuple[int, int]]
     apparmor_label: str | None
     landlock_version: int
+    proxy_port: int | None = None
 
 
 @dataclass(frozen=True)
 class Launched:
-    """The two processes, as seen from the initial pid namespace; the caller owns the pidfds."""
+    """The two processes, as seen from the initial pid namespace, the bridge's bound socket, and the
+    proxy's where the plan has a port for it; the caller owns the descriptors."""
 
     init_pid: int
     init_pidfd: int
     steward_pid: int
     steward_pidfd: int
+    bridge_fd: int
+    proxy_listener: int | None = None

@@ -15,11 +15,14 @@ from typing import Protocol
 
 import trio
 
+from sbxd.audit.lease_events import ClearingProof
 from sbxd.port.command import ExecutionCommand, ExecutionResult, FileChange
 from sbxd.port.environment import EnvironmentHandle, EnvironmentSpec
 from sbxd.port.ids import EnvironmentId
 from sbxd.port.workspace import WorkspaceProvenance
-from sbxd.wire.messages import EnvironmentInfo, OutputStream, PostureItem
+from sbxd.wire.descriptions import EnvironmentInfo, PostureItem
+from sbxd.wire.messages import BridgeEnd, OutputStream
+from sbxd.wire.repair import ClearingWord
 
 
 class PeerRole(StrEnum):
@@ -56,12 +59,55 @@ class ContentSink(Protocol):
     async def __call__(self, data: bytes) -> None: ...
 
 
+class BridgeWorker(Protocol):
+    """The worker's end of a bridge. What is called here may raise only by cancellation.
+
+    `opened` is called first and once; `closed` at most once; `send` and `receive` between them,
+    by one task each; `receive` also afterwards, until it returns None.
+    """
+
+    async def opened(self) -> None:
+        """A program has presented the token."""
+        ...
+
+    async def send(self, data: bytes) -> None:
+        """Pass on one frame of the program's. Blocks while the worker takes none."""
+        ...
+
+    async def receive(self) -> bytes | None:
+        """The worker's next frame; None once it sends no more."""
+        ...
+
+    async def closed(self, reason: BridgeEnd) -> None:
+        """The program sends no more frames."""
+        ...
+
+
 @dataclass(frozen=True)
 class ReconcileReport:
     """destroyed: orphans of which nothing is left. quarantined: those not proven stopped."""
 
     destroyed: tuple[str, ...]
     quarantined: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class ReapReport:
+    """What one pass over the leases found. asked: environments. stale: those that it ended.
+    unknown: those that the next pass may end. unanswered: authorities by name."""
+
+    asked: int
+    stale: tuple[EnvironmentId, ...]
+    unknown: int
+    unanswered: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Quarantined:
+    """name: an environment id, or what the kernel showed that is none. kinds: what is there."""
+
+    name: str
+    kinds: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -113,8 +159,13 @@ class Environments(Protocol):
         *,
         cancelled: trio.Event,
         on_output: OutputSink | None = None,
+        bridge: BridgeWorker | None = None,
     ) -> ExecutionResult:
         """Run one command to its end.
+
+        bridge: serves the environment's bridge while the command runs; without it the command
+        gets neither path nor token. The first command that is started with it is the turn, and
+        its end is the bridge's.
 
         on_output: takes the output; then stdout and stderr of the result are b"" and only the
         flags and counts of the result speak of them. None: they are captured in the result.
@@ -124,7 +175,8 @@ class Environments(Protocol):
         returned as for any other kill. It may be set before the call.
 
         Raises: ExecutionRejected (INVALID_COMMAND, COMMAND_NOT_FOUND, COMMAND_NOT_EXECUTABLE,
-        WORKING_DIRECTORY_NOT_FOUND, ENVIRONMENT_BUSY, ENVIRONMENT_GONE, StaleLease),
+        WORKING_DIRECTORY_NOT_FOUND, ENVIRONMENT_BUSY, ENVIRONMENT_GONE, BRIDGE_REFUSED,
+        StaleLease),
         ExecutionUnavailable(ENVIRONMENT_LOST, SETUP_FAILED, SHUTTING_DOWN),
         SandboxEscapeSuspected(TENANT_MISMATCH, PROCESS_SURVIVED, WORKSPACE_IDENTITY_CHANGED).
 
@@ -193,6 +245,22 @@ class Environments(Protocol):
 
     async def reconcile(self) -> ReconcileReport:
         """Compare the journal with the kernel's inventory and destroy what nobody owns."""
+        ...
+
+    async def reap(self) -> ReapReport:
+        """Ask the lease authorities, and end what is stale."""
+        ...
+
+    async def quarantine(self) -> tuple[Quarantined, ...]:
+        """What was not proven stopped, and what the kernel holds of it now."""
+        ...
+
+    async def clear_quarantine(self, peer: Peer, name: str, word: ClearingWord) -> ClearingProof:
+        """Release one: proven gone, or on the operator's word.
+
+        Raises: ExecutionRejected(ENVIRONMENT_GONE) for what is not quarantined;
+        ExecutionUnavailable(SETUP_FAILED) when the proof fails and is asked for.
+        """
         ...
 
     def images_in_use(self) -> Mapping[str, int]:

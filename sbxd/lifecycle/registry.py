@@ -11,11 +11,14 @@ rests on it are one step.
 
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 
 import trio
 
 from sbxd.audit.events import DestroyReason
+from sbxd.audit.lease_events import JournalWriteFailed
+from sbxd.audit.sink import AuditUnavailable
 from sbxd.lifecycle import errors
 from sbxd.lifecycle.budgets import WallClock
 from sbxd.lifecycle.environments import Peer
@@ -24,10 +27,13 @@ from sbxd.lifecycle.machine import HANDED_OUT, State
 from sbxd.lifecycle.ownership import Standing, judge
 from sbxd.lifecycle.reaper import Reaper, Tenure
 from sbxd.lifecycle.reserve import Reserve
+from sbxd.lifecycle.shares import Shares
 from sbxd.lifecycle.supervisor import Parts, Supervisor
 from sbxd.mechanism.protocol import SlotProfile
 from sbxd.policy.budgets import Budget, overrun
 from sbxd.policy.images import default_image
+from sbxd.policy.network import network_shape
+from sbxd.policy.shares import Claim
 from sbxd.port.environment import EnvironmentHandle
 from sbxd.port.errors import (
     EscapeCode,
@@ -55,7 +61,7 @@ class Clock:
 @dataclass(frozen=True)
 class _Ended:
     """An environment that is over for a reason that its handle is told: the budget that it
-    overran, or None for a higher epoch."""
+    overran, or None for its lease (a higher epoch, or the authority's word)."""
 
     tenancy: Tenancy
     budget: Budget | None
@@ -71,11 +77,16 @@ def back_stop_seconds(settings: Settings) -> int:
 
 
 def reserve_profile(settings: Settings, known_images: Collection[str]) -> SlotProfile | None:
-    """What the reserve prepares: the default image with the default limits; None without one."""
+    """What the reserve prepares: the default image with the default limits, and the
+    proxy's port where the operator lists destinations; None without an image."""
     digest = default_image(settings.images, known_images)
     if digest is None or digest not in known_images or settings.reserve.slots == 0:
         return None
-    return SlotProfile(image_digest=digest, limits=settings.limits.defaults)
+    return SlotProfile(
+        image_digest=digest,
+        limits=settings.limits.defaults,
+        network=network_shape(settings.egress),
+    )
 
 
 class Registry:
@@ -100,6 +111,7 @@ class Registry:
         self.reaper = Reaper(
             self._tenures, self._end, grace_seconds=settings.service.orphan_grace_seconds
         )
+        self.shares = Shares(parts.mechanism, self._claims, self._table.__contains__)
         reserve: ReserveSettings = settings.reserve
         self.reserve = Reserve(
             lambda: reserve_profile(settings, known_images()),
@@ -109,7 +121,7 @@ class Registry:
         )
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Own the supervisors, the reaper and the reserve, until cancelled.
+        """Own the supervisors, the reaper, the reserve and the shares, until cancelled.
 
         Cancellation: everything in every environment is killed; the next start removes the rest.
         """
@@ -117,6 +129,7 @@ class Registry:
             self._nursery = nursery
             nursery.start_soon(self.reaper.run)
             nursery.start_soon(self.reserve.run)
+            nursery.start_soon(self.shares.run)
             task_status.started()
 
     async def shut_down(self, reason: DestroyReason) -> int:
@@ -184,7 +197,9 @@ class Registry:
             raise errors.gone()
         if ended.budget is not None:
             raise overrun(ended.budget)
-        raise StaleLease("lease_epoch: a higher epoch of this run has ended this environment")
+        raise StaleLease(
+            "lease_epoch: the lease of this environment is not held any more, and it has ended"
+        )
 
     def find_any(self, peer: Peer, handle: EnvironmentHandle) -> Supervisor | None:
         """As `find`, for an environment in whatever state; None when there is none for this
@@ -270,6 +285,10 @@ class Registry:
         """Everything in the table, oldest first."""
         return self._table.values()
 
+    def wake_waiting(self) -> None:
+        """Let everybody who waits for a place look again. Never blocks."""
+        self._vacate()
+
     async def wait_vacated(self) -> None:
         """Until an environment has left the table or its place, or no request is served."""
         await self._vacated.wait()
@@ -277,6 +296,17 @@ class Registry:
     def remember_superseded(self, supervisor: Supervisor) -> None:
         """Its handle is to be told StaleLease from now on."""
         self._remember(supervisor, None)
+
+    def end_stale(self, supervisor: Supervisor) -> None:
+        """End an environment whose lease is not held; its handle is told StaleLease."""
+        self._remember(supervisor, None)
+        supervisor.request_end(DestroyReason.STALE_LEASE)
+
+    def forget_quarantined(self, environment_id: EnvironmentId) -> None:
+        """An operator has released it: it is not shown any more. None of ours is no error."""
+        supervisor = self._table.get(environment_id)
+        if supervisor is not None and supervisor.state is State.QUARANTINED:
+            self._forget(supervisor)
 
     def enforce_budgets(self, supervisor: Supervisor) -> None:
         """End an environment that has overrun a budget; its handle is told so from now on."""
@@ -336,10 +366,20 @@ class Registry:
         slot.ends_at = trio.current_time() + self._settings.reserve.age_max_seconds
         try:
             await self.begin(slot, None)
-        except JournalUnwritable:
+        except JournalUnwritable as problem:
+            await self.report_unwritable(slot.environment_id, problem)
             return None
         self.reaper.wake()
         return slot
+
+    async def report_unwritable(
+        self, environment_id: EnvironmentId, problem: JournalUnwritable
+    ) -> None:
+        """Alert: nothing can be built. An audit log that takes nothing refuses for itself."""
+        with suppress(AuditUnavailable):
+            await self._parts.audit.emit(
+                JournalWriteFailed(environment_id=environment_id, detail=str(problem))
+            )
 
     def _tenures(self) -> list[Tenure]:
         return [
@@ -347,6 +387,18 @@ class Registry:
             for each in self._table.values()
             if not each.is_ending
         ]
+
+    def _claims(self) -> dict[EnvironmentId, Claim]:
+        """Of the environments that run a command. Two workers' tenants are two, whatever their
+        names."""
+        return {
+            each.environment_id: Claim(
+                tenant=(each.tenancy.owner_uid, each.tenancy.tenant_id),
+                cpu_millicores=each.specification.limits.cpu_millicores,
+            )
+            for each in self._table.values()
+            if each.tenant is not None and each.execution is not None
+        }
 
     def _end(self, environment_id: EnvironmentId, reason: DestroyReason) -> None:
         supervisor = self._table[environment_id]

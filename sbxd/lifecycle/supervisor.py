@@ -17,6 +17,7 @@ from typing import TypedDict
 
 import trio
 
+from sbxd.audit.confinement import ConfinementMismatched
 from sbxd.audit.events import (
     AuditEvent,
     BudgetWasExhausted,
@@ -36,8 +37,11 @@ from sbxd.lifecycle.execution import Execution
 from sbxd.lifecycle.finalize import BudgetSpent, within
 from sbxd.lifecycle.journal import Journal, JournalState, JournalUnwritable, Tenancy
 from sbxd.lifecycle.machine import Event, State, transition
+from sbxd.lifecycle.network import EnvironmentNetwork
 from sbxd.lifecycle.verdict import End, Lost
 from sbxd.mechanism.protocol import (
+    BridgeDoor,
+    ConfinementMismatch,
     Mechanism,
     MechanismError,
     ProcessSurvived,
@@ -101,9 +105,12 @@ class Supervisor:
         self.holders: set[int] = set()  # connection ids of the owner
         self.orphaned_at: float | None = None
         self.execution: Execution | None = None
+        self.network: EnvironmentNetwork | None = None  # of commands with both yeses
         self.running_argv: tuple[bytes, ...] | None = None
         self.commands_run = 0
         self.executing_seconds = 0.0
+        self.bridge_door: BridgeDoor | None = None
+        self.turn_is_over = False  # of the bridge
         self.usage = Usage()
         self.end_reason: DestroyReason | None = None
         self.preparation_failure: MechanismError | None = None
@@ -202,6 +209,18 @@ class Supervisor:
             self.executing_seconds += result.duration_ms / 1000
             self.usage = result.usage
 
+    def open_bridge(self, *, waiting_max: int) -> BridgeDoor:
+        """The door that the turn's programs connect to. Raises MechanismError."""
+        if self.bridge_door is None:
+            self.bridge_door = self.sandbox.open_bridge(waiting_max=waiting_max)
+        return self.bridge_door
+
+    def end_turn(self) -> None:
+        """The bridge's turn is over: nobody listens any more. Never blocks."""
+        self.turn_is_over = True
+        if self.bridge_door is not None:
+            self.bridge_door.close()
+
     async def run(self) -> None:
         """Prepare, watch, end. Returns when the environment is over.
 
@@ -276,6 +295,9 @@ class Supervisor:
             with trio.move_on_after(budgets.quiet_seconds + budgets.settle_seconds):
                 await execution.settled.wait()
         self._kill()
+        if self.network is not None:
+            with suppress(BudgetSpent):
+                await within(self._parts.budgets.release_seconds, self.network.close)
 
     async def _destroy(self) -> MechanismError | None:
         """Destroy until it is proven. Returns the last failure when it was never."""
@@ -339,6 +361,7 @@ class Supervisor:
             # Whoever asked for the end has the proof and need not wait for the record.
             self.first_attempt_over.set()
             await self._note(JournalState.GONE)
+            await self._settle_network()
             destroyed = self._destroyed_event()
             if destroyed is not None:
                 await self._emit_surely(destroyed)
@@ -349,11 +372,17 @@ class Supervisor:
         with suppress(JournalUnwritable):
             await self._parts.journal.quarantine(self.environment_id)
         self.first_attempt_over.set()
+        await self._settle_network()
         await self._emit_surely(
             EnvironmentQuarantined(
                 environment_id=self.environment_id, step=problem.step, errno=problem.errno
             )
         )
+
+    async def _settle_network(self) -> None:
+        """Until what its connections did is recorded, as `_emit_surely`."""
+        if self.network is not None:
+            await self.network.settle()
 
     def _destroyed_event(self) -> EnvironmentDestroyed | None:
         """None for a slot that no tenant got."""
@@ -373,13 +402,7 @@ class Supervisor:
     async def _audit_reason(self) -> None:
         """What the end's reason adds to the record before the destruction."""
         if self.preparation_failure is not None:
-            await self._emit_surely(
-                SlotPreparationFailed(
-                    environment_id=self.environment_id,
-                    step=self.preparation_failure.step,
-                    errno=self.preparation_failure.errno,
-                )
-            )
+            await self._emit_surely(self._failure_event(self.preparation_failure))
         if self.handle is None:
             return
         if self._escape is not None:
@@ -397,6 +420,18 @@ class Supervisor:
             )
         if self._lost_part is not None:
             await self._emit_surely(EnvironmentLost(**self.identity(), part=self._lost_part))
+
+    def _failure_event(self, problem: MechanismError) -> AuditEvent:
+        if isinstance(problem, ConfinementMismatch):
+            return ConfinementMismatched(
+                environment_id=self.environment_id,
+                step=problem.step,
+                errno=problem.errno,
+                detail=problem.detail,
+            )
+        return SlotPreparationFailed(
+            environment_id=self.environment_id, step=problem.step, errno=problem.errno
+        )
 
     def identity(self) -> "Identity":
         """The fields of an EnvironmentEvent. Only of an environment that a tenant has."""

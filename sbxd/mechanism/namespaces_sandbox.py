@@ -20,6 +20,7 @@ from sbxd.launcher.channel import close_all
 from sbxd.launcher.requests import (
     LEAF_DESCRIPTORS,
     PREPARED_DESCRIPTORS,
+    PROXY_DESCRIPTORS,
     STOP_PROOF,
     Assign,
     CgroupLimits,
@@ -30,6 +31,7 @@ from sbxd.launcher.requests import (
     VolumeSize,
 )
 from sbxd.launcher.requests import Leaf as LeafRequest
+from sbxd.mechanism.bridge import BridgeDoors, SocketBridgeDoor
 from sbxd.mechanism.init_client import InitClient
 from sbxd.mechanism.launcher_client import LauncherClient, LauncherRefused
 from sbxd.mechanism.leaf import Leaf
@@ -44,6 +46,7 @@ from sbxd.mechanism.protocol import (
     StartFailure,
     VolumeReading,
 )
+from sbxd.mechanism.proxy_port import ProxyPort
 from sbxd.mechanism.running import NamespacesCommand, Streams
 from sbxd.mechanism.steward_client import StewardClient
 from sbxd.mechanism.volume import Volume
@@ -51,6 +54,7 @@ from sbxd.policy.child_environment import IMAGE_PATH
 from sbxd.port.command import FileChange
 from sbxd.port.ids import EnvironmentId
 from sbxd.port.limits import ResourceLimits
+from sbxd.port.network import NetworkShape
 from sbxd.port.workspace import WorkspaceProvenance
 
 
@@ -101,8 +105,12 @@ class NamespacesSandbox:
         profile: SlotProfile,
         prepared: Prepared,
         descriptors: list[int],
+        doors: BridgeDoors,
     ) -> None:
-        if len(descriptors) != len(PREPARED_DESCRIPTORS) + len(LEAF_DESCRIPTORS):
+        names: tuple[str, ...] = (*PREPARED_DESCRIPTORS, *LEAF_DESCRIPTORS)
+        if profile.network is NetworkShape.PROXY_PORT:
+            names += PROXY_DESCRIPTORS
+        if len(descriptors) != len(names):
             close_all(descriptors)
             raise MechanismError("prepare", 0, "the launcher sent another number of descriptors")
         self.environment_id = EnvironmentId(prepared.environment_id)
@@ -113,11 +121,18 @@ class NamespacesSandbox:
         self._client = client
         self._nursery = nursery
         self._limits = cgroup_limits(profile.limits)
-        fds = dict(zip(PREPARED_DESCRIPTORS, descriptors, strict=False))
-        self._first_leaf: Leaf | None = Leaf(1, descriptors[len(PREPARED_DESCRIPTORS) :])
+        fds = dict(zip(names, descriptors, strict=True))
+        self._first_leaf: Leaf | None = Leaf(1, [fds[name] for name in LEAF_DESCRIPTORS])
+        self._proxy = ProxyPort(fds.get("proxy_listener"))
         self._box_kill = fds["box_kill"]
         self._volume = Volume(fds["volume"])
-        self._owned = [fds[name] for name in PREPARED_DESCRIPTORS if not name.endswith("_channel")]
+        self._owned = [
+            fds[name]
+            for name in PREPARED_DESCRIPTORS
+            if name != "bridge" and not name.endswith("_channel")
+        ]
+        self._bridge: int | SocketBridgeDoor = fds["bridge"]
+        self._doors = doors
         self._init_socket = _socket(fds["init_channel"])
         self._init = InitClient(self._init_socket, self._lose)
         self._steward_stream = trio.SocketStream(_socket(fds["steward_channel"]))
@@ -137,6 +152,7 @@ class NamespacesSandbox:
 
     async def begin(self) -> None:
         """Start listening to init and park the first child. Raises MechanismError."""
+        self._proxy.check()
         self._tasks = await self._nursery.start(self._live)
         leaf, self._first_leaf = self._first_leaf, None
         assert leaf is not None
@@ -159,6 +175,15 @@ class NamespacesSandbox:
             )
         ):
             self._limits = wanted
+
+    @property
+    def proxy_listener(self) -> int | None:
+        """The proxy's socket; None for an environment without one, or one that is released."""
+        return self._proxy.descriptor
+
+    def give_up_proxy_port(self) -> None:
+        """The environment is to have no such port."""
+        self._proxy.close()
 
     def on_death(self, died: Died) -> None:
         """The launcher reaped init or the steward."""
@@ -226,7 +251,12 @@ class NamespacesSandbox:
         if self._first_leaf is not None:
             self._first_leaf.close()
         self._init_socket.close()
+        self._proxy.close()
         close_all(self._owned)
+        if isinstance(self._bridge, int):
+            os.close(self._bridge)
+        else:
+            self._bridge.close()
         self._steward_stream.socket.close()
 
     # --- commands -----------------------------------------------------------------------------
@@ -263,6 +293,13 @@ class NamespacesSandbox:
                 self._give_back(leaf)
                 if streams is not None:
                     streams.close()
+
+    def open_bridge(self, *, waiting_max: int) -> SocketBridgeDoor:
+        """Listen on the bridge's socket. Once. Raises MechanismError."""
+        if self._released or not isinstance(self._bridge, int):
+            raise MechanismError("open the bridge", errno.EBADF)
+        self._bridge = door = self._doors.open(self._bridge, waiting_max=waiting_max)
+        return door
 
     async def _next_leaf(self) -> Leaf:
         self._wanted.set()

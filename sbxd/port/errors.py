@@ -14,6 +14,7 @@ class UnavailableCode(StrEnum):
     SHUTTING_DOWN = "SHUTTING_DOWN"
     ENVIRONMENT_LOST = "ENVIRONMENT_LOST"
     SETUP_FAILED = "SETUP_FAILED"
+    CONFINEMENT_MISMATCH = "CONFINEMENT_MISMATCH"
     AUDIT_UNAVAILABLE = "AUDIT_UNAVAILABLE"
 
 
@@ -32,6 +33,7 @@ class RejectedCode(StrEnum):
     STALE_LEASE = "STALE_LEASE"
     RUN_BUDGET_TOO_LOW = "RUN_BUDGET_TOO_LOW"
     BUDGET_EXHAUSTED = "BUDGET_EXHAUSTED"
+    BRIDGE_REFUSED = "BRIDGE_REFUSED"
     NOT_AUTHORIZED = "NOT_AUTHORIZED"
     PROTOCOL = "PROTOCOL"
     UNSUPPORTED = "UNSUPPORTED"
@@ -71,12 +73,19 @@ class PortError(Exception):
 
 
 class ExecutionUnavailable(PortError):
-    """The service cannot do it now: unreachable, out of capacity, shutting down. Retriable."""
+    """The service cannot do it now: unreachable, out of capacity, shutting down. Retriable.
+
+    retry_after_seconds: before that nothing will have changed; None when that is not known.
+    """
 
     code: UnavailableCode  # pyright: ignore[reportIncompatibleVariableOverride]
+    retry_after_seconds: float | None
 
-    def __init__(self, code: UnavailableCode, detail: str) -> None:
+    def __init__(
+        self, code: UnavailableCode, detail: str, *, retry_after_seconds: float | None = None
+    ) -> None:
         super().__init__(code, detail)
+        self.retry_after_seconds = retry_after_seconds
 
 
 class ExecutionRejected(PortError):

@@ -11,12 +11,12 @@ import pytest
 
 from sbxd.audit.argv import describe_argv
 from sbxd.audit.events import (
-    EVENT_TYPES,
     CommandStarted,
     OrphanDestroyed,
     RequestRejected,
 )
 from sbxd.audit.journald import JournaldSink
+from sbxd.audit.vocabulary import EVENT_TYPES
 from sbxd.policy.timeouts import TimeoutBound
 from sbxd.policy.violations import ViolationCode
 from sbxd.port.errors import RejectedCode

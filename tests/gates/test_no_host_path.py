@@ -31,13 +31,14 @@ from sbxd.port import (
     workspace,
 )
 from sbxd.settings import Settings
-from sbxd.wire import messages
+from sbxd.wire import descriptions, leases, messages, repair
 from tests.gates.source import Module, aliases, called, dotted, literals, load
 
 pytestmark = pytest.mark.gate("gate.sandbox.spec_has_no_host_path")
 
 PORT_MODULES = (
-    artifact, command, credentials, egress, environment, errors, ids, limits, workspace, messages,
+    artifact, command, credentials, egress, environment, errors, ids, limits, workspace,
+    descriptions, leases, messages, repair,
 )  # fmt: skip
 
 # Words of a field's name that stand for something of the host.
@@ -108,6 +109,7 @@ LITERAL_EXCEPTIONS = {
     ("sbxd.jail.workload", "/proc/self/oom_score_adj"): INSIDE + "the child's own /proc",
     ("sbxd.policy.child_environment", "/usr/local/sbin:"): INSIDE + "the image's PATH",
     ("sbxd.policy.child_environment", "/tmp"): INSIDE + "TMPDIR",
+    ("sbxd.port.environment", "/dev/sbx-bridge"): INSIDE + "the bridge's socket",
     ("sbxd.probes.files", ""): INSIDE + "what the probes try there",
     ("sbxd.probes.hardening", ""): INSIDE + "what the probes try there",
     ("sbxd.probes.kernel_surface", ""): INSIDE + "what the probes try there",

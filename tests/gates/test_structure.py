@@ -26,10 +26,12 @@ CATCHES_ALL = frozenset({"sbxd.service.session"})
 
 # Shields, all with a deadline, and why each is needed.
 SHIELDS: Mapping[str, str] = {
+    "sbxd.egress.recording": "a record that has begun is kept or known not to be, 5 s at most",
     "sbxd.artifacts.store": "what a failed or cancelled put has begun is removed",
     "sbxd.client.local_workspace": "what a cancelled write has begun is removed",
     "sbxd.client.run_scope": "the environment of a run is destroyed on every way out",
     "sbxd.client.remote": "a cancelled command's partial output is waited for, 2 s at most",
+    "sbxd.client.leases": "an environment that is not handed out is destroyed, its lease given up",
     "sbxd.lifecycle.finalize": "an end that has begun is finished",
     "sbxd.tools.mcp_http": "the transport of a session that ends is closed",
     "sbxd.mechanism.namespaces": "what a cancelled preparation has begun is removed",
@@ -51,6 +53,7 @@ VIRTUAL = frozenset({"trio.sleep", "trio.sleep_until"})
 CLOCKS = frozenset({"autojump_clock", "mock_clock"})
 VIRTUAL_FILES = {
     "tests/lifecycle/double.py": "the double's delays; only tests with a virtual clock set them",
+    "tests/lifecycle/egress_double.py": "as the double's; its tests have a virtual clock",
     "tests/lifecycle/test_faults.py": "a helper of tests that all run on a virtual clock",
     "tests/lifecycle/test_reserve.py": "the walk over the reserve runs on a virtual clock",
 }

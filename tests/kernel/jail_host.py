@@ -188,6 +188,7 @@ def main() -> None:
             rlimits={name: tuple(pair) for name, pair in settings["rlimits"].items()},
             apparmor_label=settings["apparmor_label"],
             landlock_version=settings["landlock_version"],
+            proxy_port=settings["proxy_port"],
         )
         server = serve if settings["steward"] == "server" else probe
         serve_host(control, tree, plan, MAP_WRITERS[settings["maps"]], server)
@@ -289,9 +290,9 @@ def serve_host(
         "box": tree.box,
         "populated": Path(tree.box, "cgroup.procs").read_text(),
     }
-    socket.send_fds(
-        control, [json.dumps(answer).encode()], [launched.init_pidfd, launched.steward_pidfd]
-    )
+    descriptors = [launched.init_pidfd, launched.steward_pidfd, launched.bridge_fd]
+    socket.send_fds(control, [json.dumps(answer).encode()], descriptors)
+    os.close(launched.bridge_fd)
     while command := control.recv(4096).decode():
         if command == "leaf":
             leaf = tree.leaf()

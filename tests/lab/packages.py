@@ -19,6 +19,7 @@ ROOT_PACKAGES = (
     "kmod",
     "less",
     "libc6-dev",
+    "libpq5",
     "libseccomp2",
     "libsystemd-dev",
     "make",
@@ -44,6 +45,9 @@ ROOT_PACKAGES = (
 UML_SUITE = "forky"
 UML_PACKAGE = "user-mode-linux"
 
+# The emulated PC: its emulator, and Debian's kernel with all its modules.
+QEMU_PACKAGES = ("busybox-static", "linux-image-amd64", "qemu-system-x86", "seabios")
+
 # The root file system that sandboxes get in the lanes.
 IMAGE_PACKAGES = ("python3",)
 # A third of the files, which no sandbox reads: each import into a lane is that much faster.
@@ -57,15 +61,22 @@ IMAGE_EXCLUDED = (
 
 # A second root file system, for the test that runs ordinary programs under the filter.
 WORKLOADS_PACKAGES = (
+    "ca-certificates",
+    "curl",
+    "default-jdk-headless",
     "gcc",
     "git",
     "golang-go",
     "libc6-dev",
+    "musl-tools",
     "nodejs",
+    "npm",
     "python3",
+    "python3-httpx",
     "python3-numpy",
     "python3-pandas",
     "python3-pip",
+    "python3-requests",
 )
 
 # The extras of the project that its virtual environment in the lanes holds.

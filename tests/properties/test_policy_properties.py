@@ -14,7 +14,7 @@ from sbxd.port.environment import EnvironmentSpec
 from sbxd.port.errors import ExecutionRejected, RejectedCode
 from sbxd.port.ids import RunId, TenantId
 from sbxd.port.limits import ResourceLimits
-from sbxd.settings import ProcessEnvironmentSettings, Settings
+from sbxd.settings import EgressSettings, ProcessEnvironmentSettings, Settings
 
 DIGESTS = ["sha256:" + letter * 64 for letter in "ab"]
 HOSTS = st.sampled_from(
@@ -28,7 +28,7 @@ DESTINATIONS = st.lists(
 ).map(tuple)
 POLICIES = st.builds(EgressPolicy, mode=st.just(EgressMode.ALLOWLIST), destinations=DESTINATIONS)
 OPERATOR = Settings(
-    egress=EgressPolicy(
+    egress=EgressSettings(
         mode=EgressMode.ALLOWLIST,
         destinations=(
             EgressDestination(host="a.example", ports=(1, 2)),

@@ -14,6 +14,7 @@ from sbxd.port.limits import GIB, MIB, ResourceLimits
 from sbxd.settings import (
     DEFAULT_CEILINGS,
     DEFAULT_LIMITS,
+    EgressSettings,
     ProcessEnvironmentSettings,
     Settings,
 )
@@ -103,8 +104,11 @@ def test_an_image_that_the_store_does_not_hold_is_refused() -> None:
     assert rejection(spec(image_digest=other)) == (RejectedCode.UNKNOWN_IMAGE, "image_digest")
 
 
-OPERATOR = allowlist(
-    ("pypi.example", (443,)), ("*.files.example", (443, 8443)), ("API.example", (8080,))
+OPERATOR = EgressSettings(
+    mode=EgressMode.ALLOWLIST,
+    destinations=allowlist(
+        ("pypi.example", (443,)), ("*.files.example", (443, 8443)), ("API.example", (8080,))
+    ).destinations,
 )
 
 

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from sbxd.audit import events
 from sbxd.audit.argv import describe_argv
 from sbxd.audit.encode import VALUE_BYTES_MAX, Field, encode, printable, serialize, summary
-from sbxd.audit.events import EVENT_TYPES, AuditEvent, EnvironmentEvent, RequestEvent
+from sbxd.audit.events import AuditEvent, EnvironmentEvent, RequestEvent
+from sbxd.audit.vocabulary import EVENT_TYPES
 from sbxd.policy.timeouts import TimeoutBound
 from sbxd.policy.violations import ViolationCode
 from sbxd.port.command import Evidence, KillReason, Usage

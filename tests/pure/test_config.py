@@ -19,13 +19,14 @@ from sbxd.config import (
     resolve_aliases,
     startup_refusals,
 )
-from sbxd.port.egress import EgressDestination, EgressMode, EgressPolicy
+from sbxd.port.egress import EgressDestination, EgressMode
 from sbxd.port.limits import GIB, MIB
 from sbxd.settings import (
     DEFAULT_CEILINGS,
     DEFAULT_LIMITS,
     AuthMode,
     DeploymentMode,
+    EgressSettings,
     ImageSettings,
     LimitSettings,
     ProcessEnvironmentSettings,
@@ -291,7 +292,7 @@ def test_a_tier_zero_name_in_the_operators_list_is_refused_and_named() -> None:
 
 
 def test_a_destination_outside_the_grammar_is_refused_with_its_position() -> None:
-    policy = EgressPolicy(
+    policy = EgressSettings(
         mode=EgressMode.ALLOWLIST,
         destinations=(
             EgressDestination(host="fine.example", ports=(443,)),
@@ -303,7 +304,7 @@ def test_a_destination_outside_the_grammar_is_refused_with_its_position() -> Non
 
 
 def test_an_allowlist_without_a_destination_is_refused() -> None:
-    policy = EgressPolicy(mode=EgressMode.ALLOWLIST)
+    policy = EgressSettings(mode=EgressMode.ALLOWLIST)
     assert keys(development(egress=policy)) == [("egress.mode", "egress.destinations")]
 
 
@@ -313,7 +314,7 @@ def test_all_problems_are_reported_at_once() -> None:
         limits=LimitSettings(allow_unenforced_limits=("memory",)),
         images=ImageSettings(aliases={"python": "latest"}),
         process_environment=ProcessEnvironmentSettings(operator_names=("API_TOKEN",)),
-        egress=EgressPolicy(mode=EgressMode.ALLOWLIST),
+        egress=EgressSettings(mode=EgressMode.ALLOWLIST),
     )
     found = startup_refusals(settings, credential=CredentialState.ABSENT)
     assert len(found) == 7

@@ -11,6 +11,7 @@ import trio
 from trio.testing import MockClock
 
 from sbxd.client.blocking import blocking_scope
+from sbxd.client.leases import LeasedEnvironments
 from sbxd.client.remote import RunDeadline
 from sbxd.client.run_scope import HoldExceeded, RunScope, ScopeEnded, utc_now
 from sbxd.fake.environment import ExecuteCall, FakeExecutionEnvironment
@@ -352,4 +353,32 @@ def test_a_plain_script_has_the_same_and_leaves_nothing() -> None:
 
     with pytest.raises(Bug):
         script()
+    assert type(environment.calls[-1]).__name__ == "DestroyCall"
+
+
+class Registrar:
+    """Grants every lease and writes down what it is told."""
+
+    def __init__(self) -> None:
+        self.told: list[str] = []
+
+    async def register(self, tenant_id: str, run_id: str, lease_epoch: int) -> object:
+        self.told.append(f"register {tenant_id} {run_id} {lease_epoch}")
+        return object()
+
+    async def bind(self, lease: object, environment_id: str) -> None:
+        self.told.append("bind")
+
+    async def release(self, lease: object) -> None:
+        self.told.append("release")
+
+
+async def test_with_a_registrar_no_environment_is_made_without_a_lease_and_none_is_kept() -> None:
+    environment, registrar = FakeExecutionEnvironment(SCRIPT), Registrar()
+    leased = LeasedEnvironments(environment, registrar)  # type: ignore[arg-type]
+    async with RunScope(leased, SPECIFICATION, environment.workspace) as scope:
+        assert registrar.told == []
+        await scope.execute(TRUE)
+        assert registrar.told == ["register tenant-a run-1 1", "bind"]
+    assert registrar.told[2:] == ["release"]
     assert type(environment.calls[-1]).__name__ == "DestroyCall"
