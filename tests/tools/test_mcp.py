@@ -3,6 +3,7 @@
 import base64
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from typing import Any
 
 import anyio
 import anyio.lowlevel
+import anyio.to_thread
 import httpx2
 import pytest
 import uvicorn
@@ -381,6 +383,42 @@ def test_the_program_serves_a_client_over_its_pipe(tmp_path: Path) -> None:
         run("asyncio", lambda: main(config))
         lines = (tmp_path / "log").read_text().splitlines()
     assert lines[0].startswith("made mcp-")
+    assert lines[1:] == ["ended"]
+
+
+def test_the_program_serves_the_loopback_and_ends_its_sessions_when_it_is_interrupted(
+    tmp_path: Path,
+) -> None:
+    token = tmp_path / "token"
+    token.write_text(TOKEN + "\n")
+    token.chmod(0o600)
+
+    async def main(url: str, server: "subprocess.Popen[str]") -> None:
+        async with http_client(url) as client:
+            await use(client)
+            server.send_signal(signal.SIGINT)
+            assert await anyio.to_thread.run_sync(server.wait) is not None
+
+    with fake_daemon(tmp_path) as config:
+        server = subprocess.Popen(
+            [
+                sys.executable, "-m", "sbxd.worker_cli", "--config", str(config), "mcp",
+                "--http", "0", "--token-file", str(token),
+            ],
+            cwd=REPOSITORY,
+            stdout=subprocess.PIPE,
+            text=True,
+        )  # fmt: skip
+        assert server.stdout is not None
+        with server.stdout:
+            url = server.stdout.readline().strip()
+            assert url.startswith("http://127.0.0.1:")
+            try:
+                run("asyncio", lambda: main(url, server))
+            finally:
+                server.kill()
+                server.wait()
+        lines = (tmp_path / "log").read_text().splitlines()
     assert lines[1:] == ["ended"]
 
 

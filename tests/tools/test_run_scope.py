@@ -12,8 +12,14 @@ from trio.testing import MockClock
 
 from sbxd.client.blocking import blocking_scope
 from sbxd.client.leases import LeasedEnvironments
-from sbxd.client.remote import RunDeadline
-from sbxd.client.run_scope import HoldExceeded, RunScope, ScopeEnded, utc_now
+from sbxd.client.remote import Hooks, RemoteExecutionEnvironment, RunDeadline
+from sbxd.client.run_scope import (
+    HoldExceeded,
+    RunScope,
+    ScopeEnded,
+    remote_workspaces,
+    utc_now,
+)
 from sbxd.fake.environment import ExecuteCall, FakeExecutionEnvironment
 from sbxd.fake.script import Outcome, Script
 from sbxd.port.command import ExecutionCommand
@@ -32,6 +38,7 @@ from sbxd.port.errors import (
 )
 from sbxd.tools.tool import ToolName, ToolRefused, ToolRunEnded
 from tests.artifacts.world import run
+from tests.service.memory import memory_daemon
 from tests.tools.world import SCRIPT, SPECIFICATION, World, world
 
 
@@ -382,3 +389,48 @@ async def test_with_a_registrar_no_environment_is_made_without_a_lease_and_none_
         assert registrar.told == ["register tenant-a run-1 1", "bind"]
     assert registrar.told[2:] == ["release"]
     assert type(environment.calls[-1]).__name__ == "DestroyCall"
+
+
+@pytest.mark.parametrize("what", ["nothing", "command"])
+async def test_a_cancellation_that_takes_the_connection_too_leaves_it_until_all_is_destroyed(
+    autojump_clock: MockClock, what: str
+) -> None:
+    """The whole worker is cancelled, its connection among it: nothing waits for the grace."""
+    told: list[object] = []
+    async with memory_daemon(SCRIPT) as daemon:
+        begun = trio.current_time()
+        with trio.CancelScope() as outer:
+            async with daemon.channel() as channel:
+                hooks = Hooks(on_cancelled=told.append)
+                environment = RemoteExecutionEnvironment(channel, hooks=hooks)
+                async with RunScope(
+                    environment, SPECIFICATION, remote_workspaces(environment)
+                ) as scope:
+                    await scope.execute(TRUE)
+                    assert len(await daemon.environments.list()) == 1
+                    if what == "nothing":
+                        outer.cancel()
+                        await trio.sleep_forever()
+                    outer.deadline = trio.current_time() + 5
+                    await scope.execute(command("forever"))
+        assert await daemon.environments.list() == ()
+        assert trio.current_time() - begun < 10
+    assert len(told) == (what == "command")
+
+
+async def test_a_connection_outlives_its_cancelled_block_for_30_seconds_at_most(
+    autojump_clock: MockClock,
+) -> None:
+    async with memory_daemon(SCRIPT) as daemon:
+        with trio.CancelScope() as outer:
+            async with daemon.channel() as channel:
+                environment = RemoteExecutionEnvironment(channel)
+                outer.cancel()
+                with trio.CancelScope(shield=True):
+                    handle = await environment.provision(SPECIFICATION)
+                    await trio.sleep(29)
+                    await environment.destroy(handle)  # the positive control
+                    await trio.sleep(2)
+                    with pytest.raises(ExecutionUnavailable) as caught:
+                        await environment.provision(SPECIFICATION)
+        assert caught.value.code is UnavailableCode.UNREACHABLE
