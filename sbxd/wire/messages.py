@@ -468,27 +468,11 @@ AnyRequest = WorkerRequest | AdminRequest
 BridgeMessage = BridgeFrame | BridgeCredit | BridgeClose
 ClientMessage = Hello | AnyRequest | Upload | Cancel | Credit | BridgeMessage | Ping | Pong
 TerminalReply = (
-    Provisioned
-    | Executed
-    | Done
-    | ContentEnd
-    | ProvenanceIs
-    | NetworkGrantIs
-    | Unavailable
-    | Rejected
-    | EscapeSuspected
-    | WorkspaceEscaped
-    | WorkspaceFailed
-    | Cancelled
-    | Described
-    | Environments
-    | Images
-    | ImageImported
-    | Reconciled
-    | Reaped
-    | QuarantineIs
+    Provisioned | Executed | Done | ContentEnd | ProvenanceIs | NetworkGrantIs | Unavailable
+    | Rejected | EscapeSuspected | WorkspaceEscaped | WorkspaceFailed | Cancelled | Described
+    | Environments | Images | ImageImported | Reconciled | Reaped | QuarantineIs
     | QuarantineWasCleared
-)
+)  # fmt: skip
 ServerMessage = (
     Welcome
     | Goodbye
