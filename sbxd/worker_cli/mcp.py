@@ -107,6 +107,7 @@ async def _http(settings: WorkerSettings, credential: bytes | None, port: int, t
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as listening:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening.bind((LOOPBACK, port))
+        listening.listen()  # before the address is said
         bound = listening.getsockname()[1]
         async with (
             _opened_artifacts(settings) as artifacts,

@@ -189,6 +189,7 @@ async def http_server(
     """The URL of a door that is served on the loopback."""
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
+        listening.listen()
         port = listening.getsockname()[1]
         async with http_door(
             sessions, TOKEN, idle_seconds=idle_seconds, sessions_max=sessions_max
