@@ -30,6 +30,9 @@ class AuthMode(StrEnum):
     TOKEN = "token"  # noqa: S105  (the name of a mode, not a secret)
 
 
+# Where the units of this project listen for workers.
+WORKER_SOCKET = "/run/sbxd/worker.sock"
+
 DEFAULT_LIMITS = ResourceLimits(
     cpu_millicores=2000,
     memory_bytes=2 * GIB,

@@ -360,10 +360,17 @@ class Channel:
         self._calls.clear()
 
 
-async def chunks_of(data: bytes) -> AsyncIterator[bytes]:
-    """Bytes at hand, as the stream that an upload takes."""
-    if data:
-        yield data
+class chunks_of(AsyncIterator[bytes]):
+    """Bytes at hand, as the stream that an upload takes: no generator, which somebody would have
+    to close when the upload ends early."""
+
+    def __init__(self, data: bytes) -> None:
+        self._left = [data] if data else []
+
+    async def __anext__(self) -> bytes:
+        if not self._left:
+            raise StopAsyncIteration
+        return self._left.pop()
 
 
 def _farewell_code(code: m.GoodbyeCode) -> UnavailableCode:

@@ -12,6 +12,7 @@ grace period the environments of a lost connection are destroyed.
 Deliberately absent: retries, subprocesses, anything that starts a sandbox here.
 """
 
+import math
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
@@ -36,6 +37,8 @@ from sbxd.wire.legality import ALL_TERMINAL, Role
 
 CANCEL_WAIT_SECONDS = 2
 CONNECT_SECONDS = 10
+# How long a connection outlives the cancellation of the block that uses it, at most.
+LINGER_SECONDS = 30
 
 OutputHook = Callable[[m.OutputStream, bytes], Awaitable[None]]
 CancelledHook = Callable[[ExecutionResult], None]
@@ -283,6 +286,7 @@ class _Session:
         self._hello = hello
         self._channel = Channel(stream, ClientConnection(role=role))
         self._group: TaskGroup = anyio.create_task_group()
+        self._running = anyio.CancelScope(deadline=math.inf, shield=True)
 
     async def __aenter__(self) -> Channel:
         entered = False
@@ -298,8 +302,21 @@ class _Session:
         finally:
             if not entered:
                 await anyio.aclose_forcefully(self._stream)
-        self._group.start_soon(self._channel.run)
+        self._group.start_soon(self._run)
+        self._group.start_soon(self._bound)
         return self._channel
+
+    async def _run(self) -> None:
+        """Shielded: a block that is cancelled has its connection while it cleans up (a destroy, a
+        cancelled command's result). `_bound` limits that."""
+        with self._running:
+            await self._channel.run()
+
+    async def _bound(self) -> None:
+        try:
+            await anyio.sleep_forever()
+        finally:
+            self._running.deadline = anyio.current_time() + LINGER_SECONDS
 
     async def __aexit__(
         self,
@@ -307,6 +324,7 @@ class _Session:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        self._running.cancel()
         self._group.cancel_scope.cancel()
         try:
             await self._group.__aexit__(None, None, None)

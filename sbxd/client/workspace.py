@@ -11,18 +11,17 @@ from pathlib import PurePosixPath
 from sbxd.client.channel import Call, Channel, chunks_of
 from sbxd.client.replies import error_of, file_changes
 from sbxd.policy.containment import relative_bytes, resolve
+from sbxd.port.artifact import ContentDigest
 from sbxd.port.command import FileChange
 from sbxd.port.environment import WORKSPACE_ROOT, EnvironmentHandle
 from sbxd.port.errors import ExecutionUnavailable, UnavailableCode
-from sbxd.port.workspace import WorkspaceProvenance
+from sbxd.port.workspace import READ_BYTES_MAX, ContentStream, WorkspaceProvenance
 from sbxd.wire import messages as m
 from sbxd.wire.legality import ALL_TERMINAL
 
-READ_BYTES_MAX = 64 * 1024 * 1024
-
 
 class RemoteWorkspace:
-    """Implements `sbxd.port.workspace.WorkspaceHandle`, and streams besides.
+    """Implements `sbxd.port.workspace.StreamingWorkspace`.
 
     Every method raises WorkspaceEscape and WorkspaceError as the port says, and the errors of
     the execution port for the connection and the handle. A cancelled call is cancelled in the
@@ -86,13 +85,12 @@ class RemoteWorkspace:
         raise ExecutionUnavailable(UnavailableCode.UNREACHABLE, "unexpected reply")
 
     @asynccontextmanager
-    async def read_stream(
-        self, path: str, *, maximum_bytes: int
-    ) -> AsyncIterator[AsyncIterator[bytes]]:
-        """The pieces of a file, in order, with flat memory.
+    async def read_stream(self, path: str, *, maximum_bytes: int) -> AsyncIterator[ContentStream]:
+        """The pieces of a file, in order, with flat memory, and then the daemon's digest of them.
 
-            async with workspace.read_stream("a", maximum_bytes=2**30) as chunks:
-                async for piece in chunks: ...
+            async with workspace.read_stream("a", maximum_bytes=2**30) as content:
+                async for piece in content: ...
+                content.digest()
 
         Args:
             maximum_bytes: the daemon refuses a larger file with TOO_LARGE.
@@ -145,6 +143,13 @@ class _Chunks:
     def __init__(self, call: Call) -> None:
         self._call = call
         self._finished = False
+        self._digest: ContentDigest | None = None
+
+    def digest(self) -> ContentDigest:
+        """As the port: what the daemon says that it read."""
+        if self._digest is None:
+            raise ValueError("the stream has not ended")
+        return self._digest
 
     def __aiter__(self) -> AsyncIterator[bytes]:
         return self
@@ -157,6 +162,8 @@ class _Chunks:
             return message.data
         self._finished = True
         _raise_failure(message)
+        if isinstance(message, m.ContentEnd):
+            self._digest = ContentDigest(sha256=message.sha256, size_bytes=message.size_bytes)
         raise StopAsyncIteration
 
 

@@ -6,7 +6,9 @@ Executes nothing, records what it was asked, and answers from a script. Needs ne
 trio: runs in the caller's event loop, asyncio or trio.
 """
 
-from collections.abc import Callable, Container
+import hashlib
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Container
+from contextlib import asynccontextmanager
 from copy import copy
 from dataclasses import dataclass
 from pathlib import PurePosixPath
@@ -16,11 +18,15 @@ from sbxd.fake.engine import FAKE_SETTINGS, FakeEngine, OutputSink, Record, Wall
 from sbxd.fake.script import Script
 from sbxd.policy.containment import relative_bytes, resolve
 from sbxd.policy.network import network_grant
+from sbxd.port.artifact import ContentDigest
 from sbxd.port.command import ExecutionCommand, ExecutionResult, FileChange
 from sbxd.port.egress import EgressPolicy
 from sbxd.port.environment import WORKSPACE_ROOT, EnvironmentHandle, EnvironmentSpec
-from sbxd.port.workspace import WorkspaceProvenance
+from sbxd.port.errors import WorkspaceCode, WorkspaceError
+from sbxd.port.workspace import READ_BYTES_MAX, ContentStream, WorkspaceProvenance
 from sbxd.settings import Settings
+
+PIECE_BYTES = 256 * 1024
 
 
 @dataclass(frozen=True)
@@ -119,7 +125,7 @@ class FakeExecutionEnvironment:
 
 
 class FakeWorkspaceHandle:
-    """Implements `sbxd.port.workspace.WorkspaceHandle` over a dictionary."""
+    """Implements `sbxd.port.workspace.StreamingWorkspace` over a dictionary."""
 
     def __init__(self, engine: FakeEngine, handle: EnvironmentHandle) -> None:
         self._engine = engine
@@ -135,7 +141,7 @@ class FakeWorkspaceHandle:
 
     async def read(self, path: str) -> bytes:
         """As the port."""
-        return self._engine.read(self._record(), relative_bytes(path))
+        return self._content(path, READ_BYTES_MAX)
 
     async def write(self, path: str, data: bytes) -> None:
         """As the port; recorded as TOOL_WRITTEN."""
@@ -149,7 +155,60 @@ class FakeWorkspaceHandle:
         """As the port."""
         return self._record().workspace.provenance(relative_bytes(path))
 
+    @asynccontextmanager
+    async def read_stream(self, path: str, *, maximum_bytes: int) -> AsyncIterator[ContentStream]:
+        """As the port."""
+        yield _FakeStream(self._content(path, maximum_bytes))
+
+    async def write_stream(self, path: str, *, size_bytes: int, data: AsyncIterable[bytes]) -> None:
+        """As the port."""
+        name = relative_bytes(path)
+        record = self._record()
+        if size_bytes > record.specification.limits.workspace_bytes:
+            raise WorkspaceError(WorkspaceCode.NO_SPACE, "larger than the workspace")
+        content = bytearray()
+        async for piece in data:
+            content += piece
+            if len(content) > size_bytes:
+                raise ValueError("more bytes were given than announced")
+        if len(content) < size_bytes:
+            raise ValueError("fewer bytes were given than announced")
+        self._engine.write(self._engine.find(self._handle), name, bytes(content))
+
+    def _content(self, path: str, maximum_bytes: int) -> bytes:
+        record, name = self._record(), relative_bytes(path)
+        if len(record.workspace.read(name)) > maximum_bytes:
+            raise WorkspaceError(WorkspaceCode.TOO_LARGE, "larger than what was asked for")
+        return self._engine.read(record, name)
+
     def _record(self) -> Record:
         record = self._engine.find(self._handle)
         self._engine.attempt(record)
         return record
+
+
+class _FakeStream:
+    """The pieces of a content at hand."""
+
+    def __init__(self, content: bytes) -> None:
+        self._content = content
+        self._offset = 0
+        self._ended = False
+
+    def digest(self) -> ContentDigest:
+        if not self._ended:
+            raise ValueError("the stream has not ended")
+        return ContentDigest(
+            sha256=hashlib.sha256(self._content).hexdigest(), size_bytes=len(self._content)
+        )
+
+    def __aiter__(self) -> AsyncIterator[bytes]:
+        return self
+
+    async def __anext__(self) -> bytes:
+        piece = self._content[self._offset : self._offset + PIECE_BYTES]
+        self._offset += len(piece)
+        if not piece:
+            self._ended = True
+            raise StopAsyncIteration
+        return piece

@@ -126,9 +126,11 @@ class FakeWorkspace:
         )
 
     def provenance(self, name: bytes) -> WorkspaceProvenance:
-        """UNKNOWN for whatever was never written."""
+        """UNKNOWN for whatever was never written, and for a directory."""
         entry = self._entries.get(name)
-        return WorkspaceProvenance.UNKNOWN if entry is None else entry.provenance
+        if entry is None or entry.content is None:
+            return WorkspaceProvenance.UNKNOWN
+        return entry.provenance
 
     def changes_since(self, before: Snapshot) -> tuple[FileChange, ...]:
         """What was created, modified or deleted since a snapshot, sorted by name."""

@@ -5,12 +5,16 @@ The rules for paths are `sbxd.policy.containment`; the containment against the r
 is the steward's.
 """
 
-from collections.abc import Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Sequence
+from contextlib import AbstractAsyncContextManager
 from enum import StrEnum
 from pathlib import PurePosixPath
 from typing import Protocol
 
+from sbxd.port.artifact import ContentDigest
 from sbxd.port.command import FileChange
+
+READ_BYTES_MAX = 64 * 1024 * 1024
 
 
 class WorkspaceProvenance(StrEnum):
@@ -31,10 +35,50 @@ class WorkspaceHandle(Protocol):
 
     def resolve(self, path: str | PurePosixPath) -> PurePosixPath: ...
 
-    async def read(self, path: str) -> bytes: ...
+    async def read(self, path: str) -> bytes:
+        """A whole file of at most READ_BYTES_MAX (TOO_LARGE beyond)."""
+        ...
 
     async def write(self, path: str, data: bytes) -> None: ...
 
     async def listdir(self, path: str) -> Sequence[FileChange]: ...
 
     async def provenance(self, path: str) -> WorkspaceProvenance: ...
+
+
+class ContentStream(Protocol):
+    """The pieces of a file, in order, iterated once; then what the service read."""
+
+    def __aiter__(self) -> AsyncIterator[bytes]: ...
+
+    async def __anext__(self) -> bytes: ...
+
+    def digest(self) -> ContentDigest:
+        """Size and SHA-256 as the service computed them over the bytes that it read.
+
+        Raises: ValueError before the stream has ended.
+        """
+        ...
+
+
+class StreamingWorkspace(WorkspaceHandle, Protocol):
+    """The port for files that are larger than memory; both adapters have it."""
+
+    def read_stream(
+        self, path: str, *, maximum_bytes: int
+    ) -> AbstractAsyncContextManager[ContentStream]:
+        """The pieces of a file, with flat memory; TOO_LARGE for a file above maximum_bytes.
+
+        The errors of `read` are raised on entering or while iterating. Leaving the block early
+        ends the transfer.
+        """
+        ...
+
+    async def write_stream(self, path: str, *, size_bytes: int, data: AsyncIterable[bytes]) -> None:
+        """Create or replace a file from exactly size_bytes of `data`, all at once or not at all.
+
+        Raises: ValueError when `data` holds more or fewer bytes; the file is then as it was.
+
+        Cancellation: the file is as it was.
+        """
+        ...

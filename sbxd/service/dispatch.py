@@ -6,6 +6,7 @@ judged by `sbxd.policy` before the lifecycle is asked. Deliberately absent: conn
 catching what is no error of the port (the session's).
 """
 
+import hashlib
 import logging
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import contextmanager
@@ -223,13 +224,15 @@ class Dispatch:
         path = relative_bytes(request.path)
         match request:
             case m.WorkspaceRead():
+                measured = _Measured(exchange)
                 await self._environments.read(
                     peer,
                     request.handle,
                     path,
                     maximum_bytes=request.maximum_bytes,
-                    on_content=exchange.send_content,
+                    on_content=measured.send,
                 )
+                return measured.end()
             case m.WorkspaceWrite():
                 await self._environments.write(
                     peer,
@@ -425,6 +428,27 @@ class Dispatch:
         except AuditUnavailable:
             # Nothing was done, so nothing goes unrecorded that changed anything.
             self._log.error("ignoring: a refusal could not be recorded: %s", event)
+
+
+class _Measured:
+    """Passes content on, and says at its end what it was (S1: both sides compute)."""
+
+    def __init__(self, exchange: Exchange) -> None:
+        self._exchange = exchange
+        self._digest = hashlib.sha256()
+        self._size_bytes = 0
+
+    async def send(self, data: bytes) -> None:
+        self._digest.update(data)
+        self._size_bytes += len(data)
+        await self._exchange.send_content(data)
+
+    def end(self) -> m.ContentEnd:
+        return m.ContentEnd(
+            request_id=self._exchange.request_id,
+            size_bytes=self._size_bytes,
+            sha256=self._digest.hexdigest(),
+        )
 
 
 def _about(

@@ -109,7 +109,7 @@ TERMINAL_REPLIES: Final[dict[MessageType, frozenset[MessageType]]] = {
     m.Provision: FAILURES | {m.Provisioned},
     m.Execute: FAILURES | {m.Executed},
     m.Destroy: FAILURES | {m.Done},
-    m.WorkspaceRead: _WORKSPACE_FAILURES | {m.Done},
+    m.WorkspaceRead: _WORKSPACE_FAILURES | {m.ContentEnd},
     m.WorkspaceWrite: _WORKSPACE_FAILURES | {m.Done},
     m.WorkspaceList: _WORKSPACE_FAILURES | {m.Done},
     m.WorkspaceProvenanceQuery: _WORKSPACE_FAILURES | {m.ProvenanceIs},

@@ -340,9 +340,17 @@ class Executed(Message, frozen=True, tag="executed", kw_only=True):
 
 
 class Done(Message, frozen=True, tag="done", kw_only=True):
-    """Terminal reply of Destroy, WorkspaceRead, WorkspaceWrite, WorkspaceList, ImageRemove."""
+    """Terminal reply of Destroy, WorkspaceWrite, WorkspaceList, ImageRemove."""
 
     request_id: RequestIdField
+
+
+class ContentEnd(Message, frozen=True, tag="content_end", kw_only=True):
+    """Terminal reply of WorkspaceRead: the file is complete, and this is what the daemon read."""
+
+    request_id: RequestIdField
+    size_bytes: Annotated[int, Meta(ge=0, le=2**53)]
+    sha256: Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
 
 
 class ProvenanceIs(Message, frozen=True, tag="provenance_is", kw_only=True):
@@ -463,26 +471,11 @@ AnyRequest = WorkerRequest | AdminRequest
 BridgeMessage = BridgeFrame | BridgeCredit | BridgeClose
 ClientMessage = Hello | AnyRequest | Upload | Cancel | Credit | BridgeMessage | Ping | Pong
 TerminalReply = (
-    Provisioned
-    | Executed
-    | Done
-    | ProvenanceIs
-    | NetworkGrantIs
-    | Unavailable
-    | Rejected
-    | EscapeSuspected
-    | WorkspaceEscaped
-    | WorkspaceFailed
-    | Cancelled
-    | Described
-    | Environments
-    | Images
-    | ImageImported
-    | Reconciled
-    | Reaped
-    | QuarantineIs
+    Provisioned | Executed | Done | ContentEnd | ProvenanceIs | NetworkGrantIs | Unavailable
+    | Rejected | EscapeSuspected | WorkspaceEscaped | WorkspaceFailed | Cancelled | Described
+    | Environments | Images | ImageImported | Reconciled | Reaped | QuarantineIs
     | QuarantineWasCleared
-)
+)  # fmt: skip
 ServerMessage = (
     Welcome
     | Goodbye

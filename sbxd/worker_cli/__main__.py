@@ -10,6 +10,7 @@ from sbxd.worker_cli.artifacts import artifacts
 from sbxd.worker_cli.config import DEFAULT_CONFIG
 from sbxd.worker_cli.exits import Exit
 from sbxd.worker_cli.leases import fence, leases
+from sbxd.worker_cli.mcp import mcp
 
 
 @click.group()
@@ -23,12 +24,13 @@ from sbxd.worker_cli.leases import fence, leases
 @click.version_option(package_name="sbxd", prog_name="sbxd-worker")
 @click.pass_context
 def cli(ctx: click.Context, config: Path) -> None:
-    """Run the parts of a worker tier that no agent runtime runs: the artifact store's sweep,
-    the lease authority."""
+    """Run the parts of a worker tier that no agent runtime runs: the artifact store's sweep, the
+    lease authority, and an MCP server that gives any client a sandbox."""
     ctx.obj = config
 
 
 cli.add_command(artifacts)
+cli.add_command(mcp)
 cli.add_command(leases)
 cli.add_command(fence)
 

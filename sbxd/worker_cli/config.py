@@ -11,14 +11,41 @@ import msgspec
 from msgspec import Struct
 
 from sbxd.artifacts.opening import ArtifactSettings
+from sbxd.port.egress import DENY_ALL, EgressPolicy
+from sbxd.port.environment import ImageDigestField
+from sbxd.port.ids import TenantIdField
+from sbxd.port.limits import ResourceLimits
+from sbxd.settings import DEFAULT_LIMITS, WORKER_SOCKET
+from sbxd.tools.tool import DEFAULT_ALLOWED, SideEffect
 
 DEFAULT_CONFIG = "/etc/sbxd/worker.toml"
 
 
+class McpSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What the sessions of `sbxd-worker mcp` get.
+
+    socket: the daemon's worker socket. credential_file: holds the service credential where the
+    daemon asks for one. image_digest: the image of every session. limits, egress: of every
+    session; the daemon has its own word about both. environment: tier 1, by name and value.
+    allowed: what the tools may do; an MCP client cannot approve anything besides.
+    """
+
+    tenant_id: TenantIdField
+    image_digest: ImageDigestField
+    socket: str = WORKER_SOCKET
+    credential_file: str = ""
+    limits: ResourceLimits = DEFAULT_LIMITS
+    egress: EgressPolicy = DENY_ALL
+    environment: dict[str, str] = {}
+    allowed: frozenset[SideEffect] = DEFAULT_ALLOWED
+
+
 class WorkerSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The tables of the file. artifacts: None when this host keeps none."""
+    """The tables of the file. artifacts: None when this host keeps none. mcp: None when it serves
+    no MCP client."""
 
     artifacts: ArtifactSettings | None = None
+    mcp: McpSettings | None = None
 
 
 class ConfigUnreadable(Exception):

@@ -118,6 +118,14 @@ CASES: dict[str, Case] = {
         "in the Host of HTTP, it is not seen",
     ),
     "EGR-19": Case("look-alikes, odd labels and lengths of names"),
+    "EXP-01": Case("a link as the exported file, or on the way to it"),
+    "EXP-02": Case(
+        "a second name of the exported file",
+        "refused in a plain directory; on the daemon's volume it is read, where it can only be "
+        "another name of the same volume",
+    ),
+    "EXP-03": Case("pipes, sockets, devices and directories as the exported file"),
+    "EXP-04": Case("a file that is swapped or changed during its export"),
     "EGR-22": Case("carrying data out by refusals"),
     "EXP-07": Case("text that is none, or that holds what a reader does not see"),
     "EXP-08": Case("cells that a spreadsheet takes for formulas"),

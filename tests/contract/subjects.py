@@ -25,7 +25,7 @@ from sbxd.port.environment import (
 )
 from sbxd.port.ids import RunId, TenantId
 from sbxd.port.limits import MIB, ResourceLimits
-from sbxd.port.workspace import WorkspaceHandle
+from sbxd.port.workspace import StreamingWorkspace
 from sbxd.settings import DEFAULT_CEILINGS
 from sbxd.wire.messages import OutputStream
 from tests.contract.commands import Argv, Commands, RealCommands, ScriptedCommands
@@ -69,7 +69,7 @@ class WorkspaceOf:
     def __init__(self, environment: RemoteExecutionEnvironment | FakeExecutionEnvironment) -> None:
         self._environment = environment
 
-    def __call__(self, handle: EnvironmentHandle) -> WorkspaceHandle:
+    def __call__(self, handle: EnvironmentHandle) -> StreamingWorkspace:
         if isinstance(self._environment, FakeExecutionEnvironment):
             return self._environment.workspace(handle)
         return RemoteWorkspace(self._environment.channel, handle)

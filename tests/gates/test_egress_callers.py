@@ -42,6 +42,7 @@ DIALLERS = {
     "sbxd.client.guard_httpx": "the guard's transports: what was judged",
     "sbxd.client.resolver": "the guard's lookups",
     "sbxd.client.remote": "the daemon's Unix socket",
+    "sbxd.tools.mcp_http": "nobody: its transport's connect joins two memory streams",
     "sbxd.client.leases": "the lease authority's Unix socket",
     "sbxd.client.authority": "the lease authority's Unix socket",
     "sbxd.service.lease_query": "the lease authority's Unix socket",

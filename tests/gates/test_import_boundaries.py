@@ -71,15 +71,21 @@ LAYERS = (
     Layer("sbxd.client", PURE, ("msgspec", "anyio"), SPAWNING),
     Layer("sbxd.client.guard_httpx", (*PURE, "sbxd.client"), ("httpx", "httpcore"), SPAWNING),
     Layer("sbxd.fake", PURE, ("msgspec", "anyio"), SPAWNING),
-    Layer("sbxd.tools", (*PURE, "sbxd.client", "sbxd.artifacts"), ("msgspec", "anyio", "mcp"),
+    Layer("sbxd.tools", (*PURE, "sbxd.client", "sbxd.artifacts"), ("msgspec", "anyio"), SPAWNING),
+    Layer("sbxd.tools.mcp_server", (*PURE, "sbxd.tools", "sbxd.artifacts"), ("mcp",), SPAWNING),
+    Layer("sbxd.tools.mcp_http", (*PURE, "sbxd.tools"), ("anyio", "mcp", "mcp_types", "starlette"),
           SPAWNING),
+    Layer("sbxd.tools.openai_agents", ("sbxd.tools",), ("agents",), SPAWNING),
     Layer("sbxd.artifacts", PURE, ("msgspec", "anyio"), SPAWNING),
     Layer("sbxd.artifacts.metadata_sqlite", (*PURE, "sbxd.artifacts"), ("anyio", "aiosqlite"),
           SPAWNING),
     Layer("sbxd.artifacts.metadata_postgres", (*PURE, "sbxd.artifacts"), ("anyio", "psycopg"),
           SPAWNING),
-    Layer("sbxd.worker_cli", (*PURE, "sbxd.artifacts", "sbxd.client"),
+    Layer("sbxd.worker_cli", (*PURE, "sbxd.client", "sbxd.artifacts", "sbxd.tools"),
           ("msgspec", "anyio", "click"), SPAWNING),
+    Layer("sbxd.worker_cli.mcp", (*PURE, "sbxd.client", "sbxd.artifacts", "sbxd.tools",
+                                  "sbxd.worker_cli"),
+          ("anyio", "click", "mcp", "uvicorn"), SPAWNING),
     # The daemon.
     Layer("sbxd.config", PURE, ("msgspec",), SPAWNING),
     Layer("sbxd.audit", PURE, ("msgspec", "trio"), SPAWNING),
@@ -254,7 +260,7 @@ import importlib, json, pkgutil, sys
 before = set(sys.modules)
 names = sys.argv[1:]
 # The daemon's part, and what a worker imports only when it has the library (httpx loads trio).
-apart = {"sbxd.fake.service", "sbxd.client.guard_httpx"}
+apart = {"sbxd.fake.service", "sbxd.client.guard_httpx", "sbxd.tools.openai_agents"}
 for name in names:
     package = importlib.import_module(name)
     for found in pkgutil.walk_packages(getattr(package, "__path__", []), name + "."):
@@ -279,11 +285,12 @@ def loaded_by(*names: str) -> set[str]:
 
 def test_importing_the_workers_packages_loads_no_runtime_and_nothing_of_the_daemon() -> None:
     loaded = loaded_by(
-        *("sbxd.client", "sbxd.fake", "sbxd.artifacts", "sbxd.worker_cli"),
+        *("sbxd.client", "sbxd.fake", "sbxd.artifacts", "sbxd.tools", "sbxd.worker_cli"),
         *("sbxd.port", "sbxd.policy", "sbxd.wire"),
     )
     assert {"sbxd.client.remote", "sbxd.fake.environment", "anyio"} <= loaded
     assert {"sbxd.artifacts.metadata_postgres", "sbxd.worker_cli.artifacts"} <= loaded
+    assert {"sbxd.tools.toolbox", "sbxd.tools.mcp_http", "mcp"} <= loaded
     # anyio itself loads `subprocess`; what our own modules name is the walk's business above.
     forbidden = tuple(each for each in FORBIDDEN_TO_WORKERS if each not in SPAWNING)
     assert sorted(name for name in loaded if within(name, forbidden)) == []

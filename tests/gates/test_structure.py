@@ -28,9 +28,12 @@ CATCHES_ALL = frozenset({"sbxd.service.session"})
 SHIELDS: Mapping[str, str] = {
     "sbxd.egress.recording": "a record that has begun is kept or known not to be, 5 s at most",
     "sbxd.artifacts.store": "what a failed or cancelled put has begun is removed",
-    "sbxd.client.remote": "a cancelled command's partial output is waited for, 2 s at most",
+    "sbxd.client.local_workspace": "what a cancelled write has begun is removed",
+    "sbxd.client.run_scope": "the environment of a run is destroyed on every way out",
+    "sbxd.client.remote": "a cancelled command's output is waited for, 2 s; its connection, 30 s",
     "sbxd.client.leases": "an environment that is not handed out is destroyed, its lease given up",
     "sbxd.lifecycle.finalize": "an end that has begun is finished",
+    "sbxd.tools.mcp_http": "the transport of a session that ends is closed",
     "sbxd.mechanism.namespaces": "what a cancelled preparation has begun is removed",
     "sbxctl.run": "the environment of an interrupted run is destroyed",
 }

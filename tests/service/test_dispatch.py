@@ -1,5 +1,6 @@
 """What operators are told, how long lists are paged, and what no reply ever holds."""
 
+import hashlib
 import re
 
 import msgspec
@@ -212,7 +213,8 @@ async def test_a_read_larger_than_asked_is_too_large(autojump_clock: MockClock) 
         assert reply.code == "TOO_LARGE"
         await raw.send(m.WorkspaceRead(request_id=4, handle=handle, path=b"file", maximum_bytes=5))
         assert await raw.receive() == m.Content(request_id=4, data=b"12345")
-        assert await raw.receive() == m.Done(request_id=4)
+        digest = hashlib.sha256(b"12345").hexdigest()
+        assert await raw.receive() == m.ContentEnd(request_id=4, size_bytes=5, sha256=digest)
 
 
 async def write(raw: RawEnd, handle: EnvironmentHandle, data: bytes) -> None:
