@@ -54,7 +54,6 @@ from sbxd.lifecycle.journal import (
     OneThread,
 )
 from sbxd.lifecycle.local import LocalEnvironments
-from sbxd.lifecycle.network import Egress
 from sbxd.lifecycle.provision import Provisioner
 from sbxd.lifecycle.reconcile import Reconciler
 from sbxd.lifecycle.registry import Clock, Registry, back_stop_seconds
@@ -62,8 +61,9 @@ from sbxd.lifecycle.supervisor import Parts
 from sbxd.mechanism.protocol import Mechanism, MechanismError
 from sbxd.notify import Notifier
 from sbxd.port.ids import EnvironmentId
-from sbxd.proxies import open_proxies
+from sbxd.proxies import Proxies, open_proxies
 from sbxd.service.dispatch import Dispatch
+from sbxd.service.egress import OperatorEgress
 from sbxd.service.images import ImageStore, Unpacker, Users
 from sbxd.service.listener import Service
 from sbxd.service.session import SessionContext
@@ -169,6 +169,7 @@ class Assembled:
     """
 
     environments: Environments
+    egress: OperatorEgress
     images: ImageStore
     mechanism_name: str
     boot_id: str
@@ -202,7 +203,7 @@ async def _serve_namespaces(
 async def _assemble(
     settings: Settings,
     mechanism: Mechanism,
-    egress: Egress,
+    egress: Proxies,
     audit: AuditSink,
     log: logging.Logger,
 ) -> AsyncIterator[Assembled]:
@@ -248,7 +249,9 @@ async def _assemble(
 
         async with trio.open_nursery() as nursery:
             await nursery.start(registry.run)
-            yield Assembled(environments, images, mechanism.name, boot_id, end, mechanism.wait_lost)
+            yield Assembled(
+                environments, egress, images, mechanism.name, boot_id, end, mechanism.wait_lost
+            )
             nursery.cancel_scope.cancel()
     finally:
         store.close()
@@ -293,8 +296,11 @@ async def _serve_fake(
             await trio.lowlevel.checkpoint()
             return len(engine.records())
 
-        assembled = Assembled(environments, images, "fake", "none", end, trio.sleep_forever)
-        status = await _serve(settings, given, assembled, audit, log)
+        async with open_proxies(settings.egress, audit) as egress:
+            assembled = Assembled(
+                environments, egress, images, "fake", "none", end, trio.sleep_forever
+            )
+            status = await _serve(settings, given, assembled, audit, log)
         nursery.cancel_scope.cancel()
         return status
 
@@ -386,6 +392,7 @@ async def _serve(
         dispatch=Dispatch(
             environments=assembled.environments,
             images=assembled.images,
+            egress=assembled.egress,
             settings=settings,
             audit=audit,
             log=log,

@@ -19,6 +19,7 @@ from sbxd.port.environment import EnvironmentHandle
 from sbxd.port.errors import ExecutionUnavailable, UnavailableCode
 from sbxd.port.ids import EnvironmentId
 from sbxd.wire import messages as m
+from sbxd.wire.egress import EgressCheck, EgressChecked, EgressShow, EgressShown
 from sbxd.wire.legality import Role
 
 Reply = TypeVar("Reply", bound=m.Message)
@@ -97,6 +98,16 @@ class AdminClient:
     async def reconcile(self) -> m.Reconciled:
         """Destroy what nobody owns; report it and what could not be proven stopped."""
         return await self._ask(lambda i: m.Reconcile(request_id=i), m.Reconciled)
+
+    async def egress_check(self, host: str, port: int) -> EgressChecked:
+        """How the operator's policy judges one destination now; nothing is dialled."""
+        return await self._ask(
+            lambda i: EgressCheck(request_id=i, host=host, port=port), EgressChecked
+        )
+
+    async def egress_show(self) -> EgressShown:
+        """The configured destinations and caps, the host's own network, what was decided."""
+        return await self._ask(lambda i: EgressShow(request_id=i), EgressShown)
 
     async def _page(self, *, skip: int) -> m.Environments:
         return await self._ask(lambda i: m.AdminList(request_id=i, skip=skip), m.Environments)

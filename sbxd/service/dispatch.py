@@ -35,9 +35,11 @@ from sbxd.port.errors import (
     WorkspaceEscape,
 )
 from sbxd.port.ids import EnvironmentId, RunId, TenantId
+from sbxd.service.egress import OperatorEgress, answer
 from sbxd.service.exchange import Exchange, TooManyEntries
 from sbxd.settings import Settings
 from sbxd.wire import messages as m
+from sbxd.wire.egress import EgressCheck, EgressShow
 
 STDIN_BYTES_TOTAL = 256 * 1024 * 1024
 LIST_PAGE_BYTES = 512 * 1024
@@ -91,6 +93,7 @@ class Dispatch:
         environments: Environments,
         images: Images,
         settings: Settings,
+        egress: OperatorEgress,
         audit: AuditSink,
         log: logging.Logger,
         version: str,
@@ -99,6 +102,7 @@ class Dispatch:
         self._environments = environments
         self._images = images
         self._settings = settings
+        self._egress = egress
         self._audit = audit
         self._log = log
         self._version = version
@@ -164,6 +168,9 @@ class Dispatch:
                 return await self._image(request, exchange)
             case m.AdminDescribe() | m.AdminList() | m.AdminInspect() | m.Reconcile():
                 return await self._administer(peer, request)
+            case EgressCheck() | EgressShow():
+                _check_operator(peer)
+                return await answer(request, self._settings.egress, self._egress)
             case _:
                 assert_never(request)
 
@@ -265,8 +272,7 @@ class Dispatch:
         peer: Peer,
         request: m.AdminDescribe | m.AdminList | m.AdminInspect | m.Reconcile,
     ) -> m.TerminalReply:
-        if peer.role is not PeerRole.ADMIN:
-            raise ExecutionRejected(RejectedCode.NOT_AUTHORIZED, "an operator's request")
+        _check_operator(peer)
         match request:
             case m.AdminDescribe():
                 return await self._describe(request.request_id)
@@ -384,6 +390,12 @@ def _about(
     if handle is None:
         return None, None, None
     return handle.environment_id, handle.tenant_id, handle.run_id
+
+
+def _check_operator(peer: Peer) -> None:
+    """Raises ExecutionRejected."""
+    if peer.role is not PeerRole.ADMIN:
+        raise ExecutionRejected(RejectedCode.NOT_AUTHORIZED, "an operator's request")
 
 
 def _verb(request: m.AnyRequest) -> str:

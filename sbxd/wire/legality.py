@@ -31,6 +31,7 @@ from enum import StrEnum
 from typing import Final
 
 from sbxd.wire import messages as m
+from sbxd.wire.egress import EgressCheck, EgressChecked, EgressShow, EgressShown
 
 ENTRIES_MAX = 100_000
 
@@ -84,6 +85,8 @@ ADMIN_REQUESTS: Final[frozenset[MessageType]] = frozenset(
         m.ImageList,
         m.ImageRemove,
         m.Reconcile,
+        EgressCheck,
+        EgressShow,
     }
 )
 REQUESTS_OF_ROLE: Final = {
@@ -115,6 +118,8 @@ TERMINAL_REPLIES: Final[dict[MessageType, frozenset[MessageType]]] = {
     m.ImageList: FAILURES | {m.Images},
     m.ImageRemove: FAILURES | {m.Done},
     m.Reconcile: FAILURES | {m.Reconciled},
+    EgressCheck: FAILURES | {EgressChecked},
+    EgressShow: FAILURES | {EgressShown},
 }
 STREAM_REPLIES: Final[dict[MessageType, frozenset[MessageType]]] = {
     m.Execute: frozenset({m.Output, m.Entries}),

@@ -33,6 +33,10 @@ from sbxd.port.errors import EscapeCode, RejectedCode, UnavailableCode, Workspac
 from sbxd.port.ids import EnvironmentIdField
 from sbxd.port.limits import ResourceLimits
 from sbxd.port.workspace import WorkspaceProvenance
+from sbxd.wire.egress import EgressReply, EgressRequest
+from sbxd.wire.message import Message as Message
+from sbxd.wire.message import Request as Request
+from sbxd.wire.message import RequestIdField
 
 PROTOCOL_VERSION = 1
 FRAME_BYTES_MAX = 1024 * 1024
@@ -42,20 +46,8 @@ REQUESTS_IN_FLIGHT_MAX = 64
 WORKSPACE_FILE_BYTES_MAX = 2**40
 PATH_BYTES_MAX = 4096
 
-RequestIdField = Annotated[int, Meta(ge=1, le=2**53)]
 PathField = Annotated[bytes, Meta(max_length=PATH_BYTES_MAX)]
 ChunkField = Annotated[bytes, Meta(max_length=CHUNK_BYTES_MAX)]
-
-
-class Message(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Base of all messages: tagged by class name, unknown fields refused."""
-
-
-class Request(Message, frozen=True, kw_only=True):
-    """Base of what a client asks. `request_id` is larger than any before on this connection."""
-
-    request_id: RequestIdField
-
 
 # --- greeting ---------------------------------------------------------------------------------
 
@@ -420,9 +412,8 @@ WorkerRequest = (
     | WorkspaceProvenanceQuery
     | NetworkGrantQuery
 )
-AdminRequest = (
-    AdminDescribe | AdminList | AdminInspect | ImageImport | ImageList | ImageRemove | Reconcile
-)
+ImageRequest = ImageImport | ImageList | ImageRemove
+AdminRequest = AdminDescribe | AdminList | AdminInspect | ImageRequest | Reconcile | EgressRequest
 AnyRequest = WorkerRequest | AdminRequest
 ClientMessage = Hello | AnyRequest | Upload | Cancel | Credit | Ping | Pong
 TerminalReply = (
@@ -442,6 +433,7 @@ TerminalReply = (
     | Images
     | ImageImported
     | Reconciled
+    | EgressReply
 )
 ServerMessage = (
     Welcome | Goodbye | Output | Content | Entries | Credit | Ping | Pong | TerminalReply

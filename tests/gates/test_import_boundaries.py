@@ -92,7 +92,7 @@ LAYERS = (
           ("msgspec", "trio"), SPAWNING),
     Layer("sbxd.proxies",
           (*PURE, "sbxd.audit", "sbxd.egress", "sbxd.lifecycle.network",
-           "sbxd.mechanism.protocol"),
+           "sbxd.mechanism.protocol", "sbxd.service.egress"),
           ("trio",), SPAWNING),
     Layer("sbxd.daemon",
           (*PURE, "sbxd.config", "sbxd.audit", "sbxd.fake", "sbxd.mechanism", "sbxd.lifecycle",
@@ -116,7 +116,7 @@ LAYERS = (
     # What runs inside an environment and tries things: a program of its own.
     Layer("sbxd.probes"),
     # The operator's side. doctor and image building may run programs.
-    Layer("sbxctl", (*PURE, "sbxd.client"), ("msgspec", "anyio", "trio", "click", "rich")),
+    Layer("sbxctl", (*PURE, "sbxd.client", "sbxd.probes"), ("msgspec", "anyio", "trio", "click", "rich")),
 )  # fmt: skip
 
 # The packages that a worker imports; nothing of the other side may come with them.
