@@ -17,7 +17,7 @@ from rich.table import Table
 
 from sbxctl.units import human_bytes
 from sbxd.port.command import ExecutionResult, FileChange, Usage
-from sbxd.wire.messages import EnvironmentInfo, ImageInfo, PostureItem
+from sbxd.wire.descriptions import EnvironmentInfo, ImageInfo, PostureItem
 
 _MARKS = {"ok": "[green]ok[/]", "degraded": "[yellow]degraded[/]", "missing": "[red]missing[/]"}
 
@@ -107,6 +107,8 @@ def show_usage(usage: Usage, *, out: Console) -> None:
         parts.append(f"pids peak {usage.pids_peak}")
     if usage.workspace_bytes is not None:
         parts.append(f"workspace {human_bytes(usage.workspace_bytes)}")
+    if usage.disk_written_bytes is not None:
+        parts.append(f"written to disk {human_bytes(usage.disk_written_bytes)}")
     if parts:
         out.print("   " + ", ".join(parts))
 

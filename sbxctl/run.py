@@ -19,8 +19,9 @@ from sbxctl.units import Cpus, Size
 from sbxd.client.admin import AdminClient
 from sbxd.client.remote import Hooks
 from sbxd.client.workspace import RemoteWorkspace
-from sbxd.port.command import ExecutionCommand, ExecutionResult
+from sbxd.port.command import ExecutionCommand, ExecutionResult, KillReason
 from sbxd.port.environment import EnvironmentHandle
+from sbxd.port.errors import ExecutionUnavailable, UnavailableCode
 from sbxd.port.ids import EnvironmentId
 from sbxd.wire.messages import OutputStream
 
@@ -29,6 +30,7 @@ _CHUNK = 256 * 1024
 _STDIN: click.Path = click.Path(
     exists=True, dir_okay=False, readable=True, allow_dash=True, path_type=Path
 )
+_ENDED_WITH_THE_ENVIRONMENT = frozenset({KillReason.EXPIRED, KillReason.SERVICE_SHUTDOWN})
 # What follows the first argument is the command's own, also when it looks like an option.
 _OWN_OPTIONS_FIRST = {"allow_interspersed_args": False}
 
@@ -135,6 +137,15 @@ async def _execute(
     timings.executed = monotonic()
     environments = admin.environments_with(Hooks(on_output=on_output))
     return await environments.execute(handle, command)
+
+
+async def _destroy(admin: AdminClient, handle: EnvironmentHandle) -> None:
+    """A service that is ending ends every environment itself: no reason to lose a result."""
+    try:
+        await admin.environments.destroy(handle)
+    except ExecutionUnavailable as error:
+        if error.code not in (UnavailableCode.SHUTTING_DOWN, UnavailableCode.UNREACHABLE):
+            raise
 
 
 def _finish(
@@ -251,11 +262,15 @@ def run(
             for transfer in puts:
                 await put_file(workspace, transfer)
             result = await _execute(admin, handle, command, timings, live=not as_json)
-            for transfer in gets:
-                await get_file(workspace, transfer)
+            if result.killed_by in _ENDED_WITH_THE_ENVIRONMENT:
+                if gets:
+                    click.echo("sbxctl: the environment has ended: nothing is copied out", err=True)
+            else:
+                for transfer in gets:
+                    await get_file(workspace, transfer)
         finally:
             with trio.move_on_after(10, shield=True):
-                await admin.environments.destroy(handle)
+                await _destroy(admin, handle)
         return _finish(handle, result, timings, as_json=as_json)
 
     run_verb(socket, verb)

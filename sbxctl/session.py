@@ -76,6 +76,11 @@ def _rejection_hint(error: ExecutionRejected) -> str:
 
 
 def _unavailable_hint(error: ExecutionUnavailable, socket: str) -> str:
+    if error.code is UnavailableCode.CONFINEMENT_MISMATCH:
+        return (
+            "`journalctl SBX_EVENT=ConfinementMismatched` names the layer, `sbxctl doctor` what "
+            "this host has; until that is understood, run nothing here that nobody trusts"
+        )
     if error.code is not UnavailableCode.UNREACHABLE:
         return "try again; `sbxctl doctor` and `journalctl -u sbxd -u sbxd-launcher` say more"
     if not os.path.exists(socket):

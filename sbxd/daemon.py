@@ -186,7 +186,9 @@ async def _serve_namespaces(
     try:
         async with (
             open_namespaces(
-                settings.launcher_socket, seccomp_profile=settings.seccomp.profile
+                settings.launcher_socket,
+                seccomp_profile=settings.seccomp.profile,
+                io=settings.limits.io,
             ) as mechanism,
             open_proxies(settings.egress, audit) as egress,
             _assemble(settings, mechanism, egress, audit, log) as assembled,
@@ -236,7 +238,7 @@ async def _assemble(
         environments = LocalEnvironments(
             registry,
             Provisioner(registry, parts, settings, clock),
-            CommandRules(settings=settings, budgets=budgets, audit=audit, egress=egress),
+            CommandRules(settings, budgets, audit, egress, on_command=registry.shares.wake),
             mechanism,
             reconciler,
             images.known,

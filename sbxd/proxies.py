@@ -49,7 +49,7 @@ from sbxd.port.egress import EgressMode
 from sbxd.port.ids import EnvironmentId, RunId, TenantId
 from sbxd.service.egress import EgressState
 from sbxd.settings import EgressSettings
-from sbxd.wire.messages import PostureItem
+from sbxd.wire.descriptions import PostureItem
 
 # Between two attempts to record what the audit did not take.
 RETRY_SECONDS = 1.0
@@ -67,7 +67,8 @@ class Origin(TypedDict):
 
 
 class Proxies:
-    """Implements sbxd.lifecycle.network.Egress and sbxd.service.egress.OperatorEgress. Made by `open_proxies`."""
+    """Implements sbxd.lifecycle.network.Egress and sbxd.service.egress.OperatorEgress. Made by
+    `open_proxies`."""
 
     def __init__(
         self,

@@ -10,7 +10,7 @@ from typing import Annotated
 from msgspec import Meta, Struct
 
 from sbxd.port.egress import EgressPolicy
-from sbxd.port.limits import GIB, MIB, EnvironmentBudgets, ResourceLimits
+from sbxd.port.limits import GIB, MIB, EnvironmentBudgets, IoCeilings, ResourceLimits
 
 
 class SandboxMechanism(StrEnum):
@@ -72,7 +72,8 @@ class LimitSettings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     # A command is killed with PIDS at this many refused forks within the window.
     pids_refusals_max: Annotated[int, Meta(ge=1, le=1_000_000)] = 1000
     pids_refusals_window_seconds: Annotated[int, Meta(ge=1, le=60)] = 10
-    # Development hosts only: limits that may go unenforced, of memory, pids, cpu, volume.
+    io: IoCeilings = IoCeilings()
+    # Development hosts only: limits that may go unenforced, of memory, pids, cpu, io, volume.
     allow_unenforced_limits: tuple[str, ...] = ()
 
 

@@ -19,6 +19,7 @@ from sbxd.port.environment import EnvironmentHandle
 from sbxd.port.errors import ExecutionUnavailable, UnavailableCode
 from sbxd.port.ids import EnvironmentId
 from sbxd.wire import messages as m
+from sbxd.wire.descriptions import EnvironmentInfo, ImageInfo
 from sbxd.wire.egress import EgressCheck, EgressChecked, EgressShow, EgressShown
 from sbxd.wire.legality import Role
 
@@ -48,16 +49,16 @@ class AdminClient:
         """What the daemon is: settings, images, reserve and what its host can enforce."""
         return await self._ask(lambda i: m.AdminDescribe(request_id=i), m.Described)
 
-    async def list(self) -> tuple[m.EnvironmentInfo, ...]:
+    async def list(self) -> tuple[EnvironmentInfo, ...]:
         """All live environments, oldest first."""
-        found: tuple[m.EnvironmentInfo, ...] = ()
+        found: tuple[EnvironmentInfo, ...] = ()
         while True:
             page = await self._page(skip=len(found))
             found += page.environments
             if not page.more or not page.environments:
                 return found
 
-    async def inspect(self, environment_id: EnvironmentId) -> m.EnvironmentInfo:
+    async def inspect(self, environment_id: EnvironmentId) -> EnvironmentInfo:
         """One environment. Raises ExecutionRejected(ENVIRONMENT_GONE)."""
         reply = await self._ask(
             lambda i: m.AdminInspect(request_id=i, environment_id=environment_id),
@@ -72,7 +73,7 @@ class AdminClient:
         *,
         expected_digest: str | None = None,
         label: str = "",
-    ) -> m.ImageInfo:
+    ) -> ImageInfo:
         """Import an uncompressed root-file-system tar of exactly size_bytes.
 
         Raises: ExecutionRejected when the digest is not the expected one or the tar is refused;
@@ -87,7 +88,7 @@ class AdminClient:
         )
         return reply.image
 
-    async def image_list(self) -> tuple[m.ImageInfo, ...]:
+    async def image_list(self) -> tuple[ImageInfo, ...]:
         """All images of the store."""
         return (await self._ask(lambda i: m.ImageList(request_id=i), m.Images)).images
 

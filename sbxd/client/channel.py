@@ -25,6 +25,7 @@ from sbxd.port.errors import (
     UnavailableCode,
 )
 from sbxd.wire import messages as m
+from sbxd.wire.bridge import cost_bytes
 from sbxd.wire.connection import ClientConnection, Pause
 from sbxd.wire.errors import LocalProtocolError, ProtocolError, printable
 from sbxd.wire.legality import ALL_TERMINAL
@@ -39,8 +40,8 @@ AnyRequestType = TypeVar("AnyRequestType", bound=m.Request)
 class Call:
     """One request of a channel: its replies in order, and its credit.
 
-    Exactly one task uses a call. Whoever stops before the terminal reply hands the call to
-    `Channel.abandon`.
+    Exactly one task uses a call, and one more its bridge. Whoever stops before the terminal reply
+    hands the call to `Channel.abandon`.
     """
 
     def __init__(self, channel: "Channel", request_id: int) -> None:
@@ -49,6 +50,7 @@ class Call:
         self._inbox: deque[m.Message] = deque()
         self._changed = anyio.Event()
         self._unreturned_bytes = 0
+        self._unreturned_bridge_bytes = 0
         self.abandoned: Callable[[m.Message], None] | None = None
 
     async def receive(self) -> m.Message:
@@ -99,6 +101,35 @@ class Call:
             self._channel.post(m.Upload(request_id=self.request_id, data=bytes(view[:size])))
             view = view[size:]
 
+    async def send_bridge(self, data: bytes) -> None:
+        """Send one frame over the bridge as its credit allows; dropped once that is over.
+
+        Raises: ExecutionUnavailable(UNREACHABLE).
+        """
+        while self._channel.is_bridge_open(self.request_id):
+            if cost_bytes(data) <= self._channel.bridge_credit_bytes(self.request_id):
+                self._channel.post(m.BridgeFrame(request_id=self.request_id, data=data))
+                return
+            await self._changed.wait()
+            self._channel.raise_if_lost()
+
+    def return_bridge_credit(self, size_bytes: int) -> None:
+        """A frame of the bridge that cost so much has been dealt with."""
+        self._unreturned_bridge_bytes += size_bytes
+        if self._unreturned_bridge_bytes >= CREDIT_BATCH_BYTES:
+            if self._channel.is_bridge_open(self.request_id):
+                self._channel.post(
+                    m.BridgeCredit(
+                        request_id=self.request_id, size_bytes=self._unreturned_bridge_bytes
+                    )
+                )
+            self._unreturned_bridge_bytes = 0
+
+    def end_bridge(self) -> None:
+        """Say that no more frames come from here."""
+        if self._channel.is_bridge_open(self.request_id):
+            self._channel.post(m.BridgeClose(request_id=self.request_id))
+
     def cancel(self) -> None:
         """Ask the daemon to end the request. Without effect when it is over, or asked already."""
         self._channel.post_cancel(self.request_id)
@@ -111,7 +142,7 @@ class Call:
             elif type(message) in ALL_TERMINAL:
                 self.abandoned(message)
             return
-        if not isinstance(message, m.Credit):
+        if not isinstance(message, m.Credit | m.BridgeCredit):
             self._inbox.append(message)
         self.wake()
 
@@ -238,6 +269,17 @@ class Channel:
 
     def credit_bytes(self, request_id: int) -> int:
         return self._connection.credit_bytes(request_id)
+
+    def is_bridge_open(self, request_id: int) -> bool:
+        """Whether frames, credit and the end of a request's bridge may be sent."""
+        return (
+            self._lost is None
+            and self._connection.request_state(request_id) == "OPEN"
+            and self._connection.bridge_state(request_id) in ("OPEN", "SERVER_DONE")
+        )
+
+    def bridge_credit_bytes(self, request_id: int) -> int:
+        return self._connection.bridge_credit_bytes(request_id)
 
     def post(self, message: m.Message) -> None:
         """Queue a message whose legality the caller has checked."""

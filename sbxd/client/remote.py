@@ -15,11 +15,13 @@ Deliberately absent: retries, subprocesses, anything that starts a sandbox here.
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from types import TracebackType
 
 import anyio
 from anyio.abc import ByteStream, TaskGroup
 
+from sbxd.client.bridge import APPROVAL_HOLD_SECONDS, BridgeHandler, ServedBridge
 from sbxd.client.channel import Call, Channel, chunks_of
 from sbxd.client.replies import error_of, execution_result, file_changes
 from sbxd.policy.command import validate_command
@@ -60,11 +62,16 @@ class Hooks:
 
     on_output: awaited with each piece of output while a command runs; being slow holds the
     command back through its pipes. on_cancelled: called, synchronously, with the result of a
-    command whose `execute` was cancelled, before the cancellation goes on.
+    command whose `execute` was cancelled, before the cancellation goes on. bridge: answers the
+    frames that programs send over the environment's bridge (`sbxd.client.bridge`); with it every
+    `execute` is with the bridge, and is refused where the specification has none.
+    approval_hold_seconds: the longest that one answer may take.
     """
 
     on_output: OutputHook | None = None
     on_cancelled: CancelledHook | None = None
+    bridge: BridgeHandler | None = None
+    approval_hold_seconds: float = APPROVAL_HOLD_SECONDS
 
 
 @dataclass(frozen=True)
@@ -113,7 +120,8 @@ class RemoteExecutionEnvironment:
     ) -> ExecutionResult:
         """As the port. The run's deadline lowers `timeout_seconds`.
 
-        Raises: RunBudgetTooLow without a call, besides the errors of the port.
+        Raises: RunBudgetTooLow without a call, besides the errors of the port; what the handler
+        of the bridge raises, and BridgeHoldExceeded, once the command has been cancelled.
 
         Cancellation: the daemon is told, its result is awaited for at most 2 s under a shield and
         given to `on_cancelled`; then the cancellation goes on.
@@ -133,12 +141,21 @@ class RemoteExecutionEnvironment:
                 handle=environment,
                 command=wire_command,
                 stdin_bytes=len(stdin),
+                bridge=self.hooks.bridge is not None,
             )
         )
         gathered = _Gathered(self.hooks.on_output)
         try:
             await call.upload(chunks_of(stdin))
-            await gathered.collect(call)
+            if self.hooks.bridge is None:
+                await gathered.collect(call)
+            else:
+                gathered.bridge = bridge = ServedBridge(
+                    call,
+                    self.hooks.bridge,
+                    approval_hold_seconds=self.hooks.approval_hold_seconds,
+                )
+                await bridge.beside(partial(gathered.collect, call))
         finally:
             if gathered.reply is None:
                 await self._give_up_execute(call, gathered)
@@ -185,7 +202,7 @@ class RemoteExecutionEnvironment:
 
     async def _give_up_execute(self, call: Call, gathered: "_Gathered") -> None:
         call.cancel()
-        gathered.on_output = None
+        gathered.on_output = gathered.bridge = None
         try:
             with anyio.move_on_after(CANCEL_WAIT_SECONDS, shield=True):
                 await gathered.collect(call)
@@ -223,6 +240,7 @@ class _Gathered:
 
     def __init__(self, on_output: OutputHook | None) -> None:
         self.on_output = on_output
+        self.bridge: ServedBridge | None = None
         self.reply: m.Message | None = None
         self._streams: dict[m.OutputStream, list[bytes]] = {s: [] for s in m.OutputStream}
         self._changes: list[FileChange] = []
@@ -236,6 +254,9 @@ class _Gathered:
                     await self.on_output(message.stream, message.data)
             elif isinstance(message, m.Entries):
                 self._changes += file_changes(message.entries)
+            elif isinstance(message, m.BridgeOpened | m.BridgeFrame | m.BridgeClosed):
+                if self.bridge is not None:
+                    self.bridge.take(message)
             elif type(message) in ALL_TERMINAL:
                 self.reply = message
 

@@ -15,10 +15,12 @@ from enum import StrEnum
 import anyio
 import msgspec
 
+from sbxd.fake.bridge import BridgePeer, talk
 from sbxd.fake.files import FakeWorkspace, Snapshot
 from sbxd.fake.script import Invocation, Outcome, Script
 from sbxd.policy import child_environment
 from sbxd.policy.admission import admit
+from sbxd.policy.bridge import no_bridge, turn_is_over
 from sbxd.policy.budgets import Account, Budget, effective_budgets, overrun
 from sbxd.policy.command import validate_command
 from sbxd.policy.containment import relative_bytes, resolve
@@ -75,12 +77,16 @@ class Record:
     cancelled_result: ExecutionResult | None = None
     stop: Stop | None = None
     stopped: anyio.Event = field(default_factory=anyio.Event)
+    talking: anyio.CancelScope | None = None
+    turn_is_over: bool = False
 
     def end_command(self, stop: Stop) -> None:
         """End the running command. The first reason wins."""
         if self.stop is None:
             self.stop = stop
             self.stopped.set()
+            if self.talking is not None:
+                self.talking.cancel()
 
 
 class AnyDigest:
@@ -252,18 +258,23 @@ class FakeEngine:
         command: ExecutionCommand,
         *,
         on_output: OutputSink | None = None,
+        bridge: BridgePeer | None = None,
     ) -> ExecutionResult:
         """Play the script's answer to a command.
 
-        on_output: takes the output besides the result.
+        on_output: takes the output besides the result. bridge: the worker's end of the turn.
 
         Raises: ExecutionRejected(INVALID_COMMAND, ENVIRONMENT_BUSY, COMMAND_NOT_FOUND,
-        WORKING_DIRECTORY_NOT_FOUND).
+        WORKING_DIRECTORY_NOT_FOUND, BRIDGE_REFUSED).
 
         Cancellation: the environment is free for the next command; `cancelled_result` of the
         record holds what the command's result was by then.
         """
         line = validate_command(command)
+        if bridge is not None and record.specification.bridge is None:
+            raise no_bridge()
+        if bridge is not None and record.turn_is_over:
+            raise turn_is_over()
         if record.running is not None:
             raise ExecutionRejected(
                 RejectedCode.ENVIRONMENT_BUSY, "a command runs in this environment already"
@@ -285,7 +296,7 @@ class FakeEngine:
                     record.specification.environment,
                     self._settings.process_environment.operator_names,
                     working_directory=absolute,
-                    bridge=record.specification.bridge,
+                    bridge=None if bridge is None else record.specification.bridge,
                 ),
                 working_directory=str(absolute),
                 files=record.workspace.files(),
@@ -299,9 +310,10 @@ class FakeEngine:
         record.cancelled_result = None
         record.stop, record.stopped = None, anyio.Event()
         try:
-            return await self._play(record, command, outcome, on_output)
+            return await self._play(record, command, outcome, on_output, bridge)
         finally:
             record.running = None
+            record.turn_is_over = record.turn_is_over or bridge is not None
             record.commands_run += 1
             self.enforce_budgets(record)
 
@@ -311,14 +323,12 @@ class FakeEngine:
         command: ExecutionCommand,
         outcome: Outcome,
         on_output: OutputSink | None,
+        bridge: BridgePeer | None,
     ) -> ExecutionResult:
         started = anyio.current_time()
         before = record.workspace.snapshot()
         maximum = command.maximum_output_bytes
-        stdout, stderr = outcome.stdout[:maximum], outcome.stderr[:maximum]
-        stdout = stdout[: record.account.grant_returned(len(stdout))]
-        stderr = stderr[: record.account.grant_returned(len(stderr))]
-        truncated = (len(outcome.stdout) > len(stdout), len(outcome.stderr) > len(stderr))
+        stdout, stderr, truncated = b"", b"", (False, False)
         timeout = effective_timeout(
             hard_cap_seconds=self._settings.limits.command_hard_cap_seconds,
             wall_clock_seconds=record.specification.limits.wall_clock_seconds,
@@ -337,16 +347,23 @@ class FakeEngine:
                 effective_timeout_ms=round(timeout * 1000),
             )
 
+        lifetime = (record.handle.expires_at - self._wall_clock()).total_seconds()
+        record.cancelled_result = result(KillReason.CANCELLED)
+        outcome, killed_by = await _talk(record, outcome, bridge, timeout, lifetime)
+        stdout, stderr = outcome.stdout[:maximum], outcome.stderr[:maximum]
+        stdout = stdout[: record.account.grant_returned(len(stdout))]
+        stderr = stderr[: record.account.grant_returned(len(stderr))]
+        truncated = (len(outcome.stdout) > len(stdout), len(outcome.stderr) > len(stderr))
         if on_output is not None:
             await _deliver(on_output, OutputStream.STDOUT, stdout)
             await _deliver(on_output, OutputStream.STDERR, stderr)
-        killed_by: KillReason | None = None
-        if any(truncated):
+        if killed_by is not None:
+            record.cancelled_result = result(killed_by)
+        elif any(truncated):
             killed_by = KillReason.OUTPUT_LIMIT
         elif not _apply(record.workspace, outcome):
             killed_by = KillReason.DISK
         else:
-            lifetime = (record.handle.expires_at - self._wall_clock()).total_seconds()
             killed_by = KillReason.CANCELLED
             try:
                 killed_by = await _sleep(record, outcome, timeout, lifetime) or outcome.killed_by
@@ -406,6 +423,27 @@ def gone() -> ExecutionRejected:
 async def _deliver(sink: OutputSink, stream: OutputStream, data: bytes) -> None:
     for start in range(0, len(data), OUTPUT_PIECE_BYTES):
         await sink(stream, data[start : start + OUTPUT_PIECE_BYTES])
+
+
+async def _talk(
+    record: Record, outcome: Outcome, bridge: BridgePeer | None, timeout: float, lifetime: float
+) -> tuple[Outcome, KillReason | None]:
+    """Say what the outcome has for the bridge: it with the replies, and what ended it early."""
+    if not outcome.bridge:
+        return outcome, None
+    if bridge is None:
+        refused = b"the bridge refuses the connection\n"
+        return msgspec.structs.replace(outcome, stderr=refused, exit_code=1), None
+    with anyio.move_on_after(max(0.0, min(timeout, lifetime))) as record.talking:
+        spoken = await talk(outcome.bridge, bridge, record.account)
+        record.talking = None
+        stdout = outcome.stdout + b"".join(spoken.replies)
+        killed_by = KillReason.OUTPUT_LIMIT if spoken.over_budget else None
+        return msgspec.structs.replace(outcome, stdout=stdout), killed_by
+    record.talking = None
+    if record.stop is not None:
+        return outcome, KillReason.CANCELLED
+    return outcome, KillReason.TIMEOUT if timeout <= lifetime else KillReason.EXPIRED
 
 
 def _apply(workspace: FakeWorkspace, outcome: Outcome) -> bool:

@@ -7,9 +7,11 @@ trio: runs in the caller's event loop, asyncio or trio.
 """
 
 from collections.abc import Callable, Container
+from copy import copy
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
+from sbxd.fake.bridge import BridgeHandler, HandledBridge
 from sbxd.fake.engine import FAKE_SETTINGS, FakeEngine, OutputSink, Record, WallClock, utc_now
 from sbxd.fake.script import Script
 from sbxd.policy.containment import relative_bytes, resolve
@@ -64,7 +66,14 @@ class FakeExecutionEnvironment:
         self._settings = settings
         self._on_output = on_output
         self._on_cancelled = on_cancelled
+        self._bridge: BridgeHandler | None = None
         self.calls: list[RecordedCall] = []
+
+    def with_bridge(self, handler: BridgeHandler) -> "FakeExecutionEnvironment":
+        """The same environments; what is executed through this view has the bridge."""
+        view = copy(self)
+        view._bridge = handler
+        return view
 
     async def provision(self, specification: EnvironmentSpec) -> EnvironmentHandle:
         """As the port."""
@@ -80,7 +89,12 @@ class FakeExecutionEnvironment:
         self._engine.attempt(record)
         finished = False
         try:
-            result = await self._engine.execute(record, command, on_output=self._on_output)
+            result = await self._engine.execute(
+                record,
+                command,
+                on_output=self._on_output,
+                bridge=None if self._bridge is None else HandledBridge(self._bridge),
+            )
             finished = True
         finally:
             cancelled = record.cancelled_result

@@ -28,7 +28,10 @@ class Invocation:
 
 
 class Outcome(Struct, frozen=True, kw_only=True):
-    """What a command is to do, in this order: write its output, change files, sleep, end.
+    """What a command is to do, in this order: talk, write its output, change files, sleep, end.
+
+    bridge: frames that it sends over its bridge, each after the reply to the one before; the
+    replies follow in its stdout. Without a bridge it cannot, says so on stderr and exits with 1.
 
     exit_code: of its own end, 0-255. signal: it dies of this signal instead. killed_by: the
     service kills it at its end (a limit that a fake cannot reach by itself). sleep_seconds:
@@ -43,6 +46,7 @@ class Outcome(Struct, frozen=True, kw_only=True):
     sleep_seconds: Annotated[float, Meta(ge=0)] = 0.0
     writes: Mapping[str, bytes] = {}
     deletes: tuple[str, ...] = ()
+    bridge: tuple[bytes, ...] = ()
 
 
 Answer = Outcome | Callable[[Invocation], Outcome]

@@ -12,6 +12,7 @@ import trio
 
 from sbxd.fake.engine import FakeEngine, Record, Stop, gone
 from sbxd.lifecycle.environments import (
+    BridgeWorker,
     ContentSink,
     Description,
     OutputSink,
@@ -25,7 +26,8 @@ from sbxd.port.environment import EnvironmentHandle, EnvironmentSpec
 from sbxd.port.errors import PortError, WorkspaceCode, WorkspaceError
 from sbxd.port.ids import EnvironmentId
 from sbxd.port.workspace import WorkspaceProvenance
-from sbxd.wire.messages import CHUNK_BYTES_MAX, EnvironmentInfo
+from sbxd.wire.descriptions import EnvironmentInfo
+from sbxd.wire.messages import CHUNK_BYTES_MAX
 
 
 class FakeEnvironments:
@@ -57,6 +59,7 @@ class FakeEnvironments:
         *,
         cancelled: trio.Event,
         on_output: OutputSink | None = None,
+        bridge: BridgeWorker | None = None,
     ) -> ExecutionResult:
         """As the protocol."""
         record = self._find(owner, handle)
@@ -69,7 +72,9 @@ class FakeEnvironments:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(cancel_when_told)
             try:
-                result = await self._engine.execute(record, command, on_output=on_output)
+                result = await self._engine.execute(
+                    record, command, on_output=on_output, bridge=bridge
+                )
             except PortError as error:
                 result = error
             nursery.cancel_scope.cancel()

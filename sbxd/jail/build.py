@@ -60,7 +60,7 @@ import struct
 from dataclasses import dataclass, field
 from typing import Final, NoReturn
 
-from sbxd.jail import identity, landlock, mounts, syscalls, workload
+from sbxd.jail import bridge, identity, landlock, mounts, syscalls, workload
 from sbxd.jail.handshake import Gate
 from sbxd.jail.identity import Capability
 from sbxd.jail.init import Broken, Init
@@ -98,6 +98,7 @@ class InitContext:
     devices: dict[str, int] = field(default_factory=dict)
     proc_fd: int = -1
     whole_proc_fd: int = -1
+    bridge_fd: int = -1
     ruleset_fd: int | None = None
 
 
@@ -170,13 +171,14 @@ def mount_proc(context: InitContext) -> None:
 
 
 def mount_dev(context: InitContext) -> None:
-    """Attach a small tmpfs at /dev with the devices and links; then make it read-only."""
+    """Attach a small tmpfs at /dev with devices, links and the bridge; then make it read-only."""
     flags = MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV | MOUNT_ATTR_NOEXEC
     dev = mounts.tmpfs(16 * mounts.PAGE_BYTES, 0o755, flags)
     mounts.attach(dev, context.plan.image_fd, "dev")
     mounts.fill_dev(dev, context.devices)
     shm = mounts.tmpfs(context.plan.shm_bytes, 0o1777, flags)
     mounts.attach(shm, dev, "shm")
+    context.bridge_fd = bridge.bind(dev)
     mounts.restrict(dev, MOUNT_ATTR_RDONLY)
 
 
@@ -195,7 +197,7 @@ def mount_workspace(context: InitContext) -> None:
 def pivot_into_image(context: InitContext) -> None:
     """Make the image the root, detach the host's root, and close all mount descriptors."""
     mounts.pivot_into(context.plan.image_fd)
-    identity.close_all_but({context.gate.fileno(), context.plan.init_channel_fd})
+    identity.close_all_but({context.gate.fileno(), context.plan.init_channel_fd, context.bridge_fd})
 
 
 def leave_the_standard_streams(_: InitContext) -> None:
@@ -290,8 +292,9 @@ def main(plan: JailPlan, gate: Gate, workspace_fd: int) -> NoReturn:
     context = InitContext(plan, gate, workspace_fd)
     try:
         run_steps(INIT_STEPS, context)
-        gate.send_done()
+        gate.send_done((context.bridge_fd,))
         gate.close()
+        os.close(context.bridge_fd)  # the daemon's from now on
         confinement = workload.Confinement(
             plan.rlimits, plan.seccomp_workload, plan.apparmor_label, context.ruleset_fd
         )

@@ -79,6 +79,7 @@ class Launch:
     pids: list[int] = field(default_factory=list)
     pidfds: list[int] = field(default_factory=list)
     proxy_listener: int | None = None
+    bridge_fds: list[int] = field(default_factory=list)
 
     def gates(self) -> tuple[Gate, ...]:
         return (*self.intermediate, *self.init, *self.steward)
@@ -109,12 +110,16 @@ def launch(plan: JailPlan, map_writer: MapWriter, serve: Serve = serve_workspace
             os.close(pidfd)
         if state.proxy_listener is not None:
             os.close(state.proxy_listener)
+        for descriptor in state.bridge_fds:
+            os.close(descriptor)
         raise
     finally:
         for gate in state.gates():
             gate.close()
     pids, pidfds = state.pids, state.pidfds
-    return Launched(pids[0], pidfds[0], pids[1], pidfds[1], state.proxy_listener)
+    return Launched(
+        pids[0], pidfds[0], pids[1], pidfds[1], state.bridge_fds[0], state.proxy_listener
+    )
 
 
 # the helper ------------------------------------------------------------------------------------
@@ -181,8 +186,8 @@ def receive_the_proxy_socket(state: Launch) -> None:
 
 
 def await_init(state: Launch) -> None:
-    """Wait until init is complete."""
-    state.init[0].receive_done("init")
+    """Wait until init is complete, and receive the bridge's socket from it."""
+    state.bridge_fds = state.init[0].receive_done("init", descriptors=1)
 
 
 def await_the_steward(state: Launch) -> None:

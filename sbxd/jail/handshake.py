@@ -64,9 +64,9 @@ class Gate:
             raise OSError(errno.EPIPE, "the process at the other end is gone")
         return message, received
 
-    def send_done(self) -> None:
-        """Say that construction is complete."""
-        self.send(_DONE)
+    def send_done(self, descriptors: tuple[int, ...] = ()) -> None:
+        """Say that construction is complete, and hand over what was made."""
+        self.send(_DONE, descriptors)
 
     def send_failure(self, problem: JailError, descriptors: tuple[int, ...] = ()) -> None:
         """Say which step failed; silent when nobody listens any more."""
@@ -76,13 +76,19 @@ class Gate:
         except OSError:
             return
 
-    def receive_done(self, process: str) -> None:
-        """Wait for `send_done`. Raises JailError with the partner's step, or `await_<process>`."""
+    def receive_done(self, process: str, descriptors: int = 0) -> list[int]:
+        """Wait for `send_done`; the caller owns exactly so many descriptors.
+
+        Raises JailError with the partner's step, or `await_<process>`.
+        """
         try:
-            message, _ = self.receive()
+            message, received = self.receive(descriptors)
         except OSError as problem:
             raise JailError(f"await_{process}", problem.errno or 0, str(problem)) from problem
         raise_failure(message, process)
+        if len(received) != descriptors:
+            raise JailError(f"await_{process}", errno.EPROTO, "a descriptor is missing")
+        return received
 
 
 def raise_failure(message: bytes, process: str) -> None:

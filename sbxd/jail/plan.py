@@ -67,11 +67,12 @@ class JailPlan:
 
 @dataclass(frozen=True)
 class Launched:
-    """The two processes, as seen from the initial pid namespace, and the proxy's socket where the
-    plan has a port for it. The caller owns the descriptors."""
+    """The two processes, as seen from the initial pid namespace, the bridge's bound socket, and the
+    proxy's where the plan has a port for it; the caller owns the descriptors."""
 
     init_pid: int
     init_pidfd: int
     steward_pid: int
     steward_pidfd: int
+    bridge_fd: int
     proxy_listener: int | None = None

@@ -185,6 +185,18 @@ def enter_the_working_directory(released: Released) -> None:
     wanted = released.command.working_directory
     if wanted.startswith(b"/"):
         raise OSError(errno.EINVAL, "the working directory is not relative")
+    try:
+        _enter(wanted)
+    except PermissionError:
+        mode = stat.S_IMODE(os.stat(WORKSPACE).st_mode)
+        if mode & stat.S_IRWXU == stat.S_IRWXU:
+            raise
+        # A command has closed the workspace to its owner: no other could start to open it again.
+        os.chmod(WORKSPACE, mode | stat.S_IRWXU)
+        _enter(wanted)
+
+
+def _enter(wanted: bytes) -> None:
     flags = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
     root = os.open(WORKSPACE, flags)
     rules = syscalls.RESOLVE_IN_ROOT | syscalls.RESOLVE_NO_MAGICLINKS | syscalls.RESOLVE_NO_XDEV

@@ -17,7 +17,15 @@ from sbxd.launcher.legality import (
     require_within,
     transition,
 )
-from sbxd.launcher.requests import Assign, DropLeaf, Failed, ImageDrop, Leaf, Prepare
+from sbxd.launcher.requests import (
+    Assign,
+    DropLeaf,
+    Failed,
+    ImageDrop,
+    Leaf,
+    Prepare,
+    Share,
+)
 
 ENVIRONMENTS_MAX = 4096
 
@@ -114,6 +122,15 @@ class Books:
         require_within(prepared.limits, request.limits)
         require_volume_within(prepared.volume, request.volume)
         return environment
+
+    def only_assigned(self, request: Share) -> Share:
+        """What of the request is about environments that are handed out now."""
+        kept = []
+        for each in request.weights:
+            environment = self.environments.get(each.environment_id)
+            if environment is not None and environment.state is State.ASSIGNED:
+                kept.append(each)
+        return Share(ticket=request.ticket, weights=tuple(kept))
 
     def begin_image_drop(self, request: ImageDrop) -> Image:
         """Move the image to DROPPING. Raises Illegal while an environment uses it."""

@@ -24,7 +24,7 @@ from typing import Final
 
 from sbxd.jail import frames
 from sbxd.launcher.kernel import cgroup, hostpaths
-from sbxd.launcher.requests import LEAF_DESCRIPTORS, CgroupLimits
+from sbxd.launcher.requests import CANARY_STEPS, LEAF_DESCRIPTORS, CgroupLimits
 from sbxd.launcher.steps import StepFailed
 
 SECONDS: Final = 15.0
@@ -122,6 +122,6 @@ def _expect(channel: socket.socket, wanted: frames.Frame, deadline: float) -> No
         raise OSError(errno.EPIPE, "init ended under the canary")
     found = frames.decode(raw)
     if isinstance(found, frames.RunFailed):
-        raise StepFailed(f"canary.{found.step}", found.errno, "a command cannot be confined")
+        raise StepFailed(CANARY_STEPS + found.step, found.errno, "a command cannot be confined")
     if found != wanted:
         raise OSError(errno.EPROTO, f"of the canary init says {type(found).__name__}")

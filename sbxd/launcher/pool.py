@@ -15,10 +15,11 @@ QUEUE_MAX = 8192
 
 
 class Lane(StrEnum):
-    """BUILD: preparations. END: destructions. REST: images, inventory, probe."""
+    """BUILD: preparations. END: destructions. SHARE: weights. REST: images, inventory, probe."""
 
     BUILD = "build"
     END = "end"
+    SHARE = "share"
     REST = "rest"
 
 
@@ -47,7 +48,7 @@ class Pool:
     """Runs jobs. The owner polls `channels()` and calls `readable` and `expire`."""
 
     def __init__(self, width: int) -> None:
-        self._limits = {Lane.BUILD: width, Lane.END: width, Lane.REST: 2}
+        self._limits = {Lane.BUILD: width, Lane.END: width, Lane.SHARE: 1, Lane.REST: 2}
         self._waiting: dict[Lane, deque[Job]] = {lane: deque() for lane in Lane}
         self._running: dict[int, Job] = {}
 

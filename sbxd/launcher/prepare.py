@@ -10,7 +10,7 @@
  8 launch        init and the steward are born in their leaves, in namespaces of their own
  9 ready         init says that construction is complete
 10 anchor        the anchor is killed and reaped: the scope's root holds no process
-11 controllers   cpu, memory and pids are handed down, and the box gets its limits
+11 controllers   cpu, io, memory and pids are handed down, and the box gets its limits
 12 verify        what the kernel shows of init, of the steward and of a process that was confined
                  like a command (`canary`) is what was asked for
 13 leaf          exec-1 with the specification's limits
@@ -33,7 +33,7 @@ from sbxd.launcher import canary
 from sbxd.launcher.filters import Filters
 from sbxd.launcher.helpers import Outcome, Report
 from sbxd.launcher.kernel import apparmor, cgroup, hostpaths, images, mounts, systemd, uids, volume
-from sbxd.launcher.requests import CgroupLimits, Prepare, Prepared
+from sbxd.launcher.requests import VERIFY, CgroupLimits, Prepare, Prepared
 from sbxd.launcher.steps import StepFailed, Steps
 from sbxd.launcher.verify import Process, verify_command, verify_process
 from sbxd.port.network import PROXY_PORT, NetworkShape
@@ -50,6 +50,7 @@ RLIMITS = {
     "RLIMIT_MSGQUEUE": (0, 0),
     "RLIMIT_NICE": (0, 0),
     "RLIMIT_RTPRIO": (0, 0),
+    "RLIMIT_SIGPENDING": (1024, 1024),  # POSIX timers, too, are counted here
     "RLIMIT_STACK": (8 * 1024 * 1024, 8 * 1024 * 1024),
 }
 
@@ -126,6 +127,7 @@ def _build(request: Prepare, filters: Filters, steps: Steps, held: ExitStack) ->
         proxy = () if launched.proxy_listener is None else (launched.proxy_listener,)
         for descriptor in proxy:
             held.callback(os.close, descriptor)
+        held.callback(os.close, launched.bridge_fd)
         init_theirs.close()
         steward_theirs.close()
     with steps.step("ready"):
@@ -136,9 +138,10 @@ def _build(request: Prepare, filters: Filters, steps: Steps, held: ExitStack) ->
         controllers = cgroup.controllers_of(scope)
         cgroup.enable(scope, controllers)
         cgroup.apply(box, cgroup.box_limits(request.limits), controllers)
+        unlimited = cgroup.limit_io(box, request.io, hostpaths.state_disk(), controllers)
         cgroup.enable(box, controllers)
         cgroup.give_procs(box, ids.outer(0))
-    with steps.step("verify"):
+    with steps.step(VERIFY):
         _verify(environment_id, ids, launched)
         with canary.running(init_ours, box, request.limits, ids.outer(0)) as (pid, name):
             path = hostpaths.cgroup_path(environment_id, name)
@@ -160,6 +163,7 @@ def _build(request: Prepare, filters: Filters, steps: Steps, held: ExitStack) ->
             box_events,
             box_memory,
             os.dup(workspace.mount_fd),
+            os.dup(launched.bridge_fd),
             *(os.dup(descriptor) for descriptor in (*leaf, *proxy)),
         ]
     reply = Prepared(
@@ -167,7 +171,7 @@ def _build(request: Prepare, filters: Filters, steps: Steps, held: ExitStack) ->
         environment_id=environment_id,
         scope=hostpaths.scope_name(environment_id),
         volume_kind=workspace.kind,
-        unenforced=cgroup.unenforced(controllers),
+        unenforced=(*cgroup.unenforced(controllers), *unlimited),
         steps=steps.done,
     )
     report = Report(

@@ -15,10 +15,14 @@ from msgspec import Meta, Struct
 
 from sbxd.port.environment import ImageDigestField
 from sbxd.port.ids import EnvironmentIdField
+from sbxd.port.limits import IoCeilings
 from sbxd.port.network import NetworkShape
 
 MESSAGE_BYTES_MAX = 64 * 1024
 DESCRIPTORS_MAX = 32
+# The kernel's largest weight, and what every scope begins with.
+CPU_WEIGHT_MAX = 10_000
+WEIGHTS_MAX = 512
 
 # The workload's shipped profile; any other name is that of an operator's own.
 SHIPPED_PROFILE = "workload"
@@ -45,10 +49,10 @@ class Prepare(LauncherMessage, frozen=True, tag="prepare", kw_only=True):
     """Build one slot: scope, box, volume, namespaces, init and steward. No tenant in it.
 
     back_stop_seconds becomes RuntimeMaxSec of the scope. limits are the box's and the first
-    leaf's until Assign says otherwise. seccomp_profile names what binds the commands; each that
-    the launcher has is at least as strong as the shipped one. Answered by Prepared with
-    descriptors `PREPARED_DESCRIPTORS`, followed by those of leaf 1 (`LEAF_DESCRIPTORS`), followed,
-    when network is PROXY_PORT, by `PROXY_DESCRIPTORS`.
+    leaf's until Assign says otherwise; io is the box's for good. seccomp_profile names what binds
+    the commands; each that the launcher has is at least as strong as the shipped one. Answered by
+    Prepared with descriptors `PREPARED_DESCRIPTORS`, followed by those of leaf 1
+    (`LEAF_DESCRIPTORS`), followed, when network is PROXY_PORT, by `PROXY_DESCRIPTORS`.
     """
 
     environment_id: EnvironmentIdField
@@ -58,6 +62,7 @@ class Prepare(LauncherMessage, frozen=True, tag="prepare", kw_only=True):
     back_stop_seconds: Annotated[int, Meta(ge=1, le=31_536_000)]
     seccomp_profile: ProfileField = SHIPPED_PROFILE
     network: NetworkShape = NetworkShape.NONE
+    io: IoCeilings = IoCeilings()
 
 
 PREPARED_DESCRIPTORS = (
@@ -69,6 +74,7 @@ PREPARED_DESCRIPTORS = (
     "box_events",  # cgroup.events: populated
     "box_memory_current",  # empty file (/dev/null) where the controller is missing
     "volume",  # O_PATH, the root of the workspace's mount: for fstat and fstatvfs
+    "bridge",  # SOCK_STREAM, bound in the environment's /dev; nobody listens yet
 )
 LEAF_DESCRIPTORS = (
     "leaf_directory",  # O_DIRECTORY of exec-<n>, for CLONE_INTO_CGROUP by init
@@ -79,6 +85,7 @@ LEAF_DESCRIPTORS = (
     "leaf_pids_events",
     "leaf_pids_peak",
     "leaf_cpu_stat",
+    "leaf_io_stat",
 )
 PROXY_DESCRIPTORS = (
     "proxy_listener",  # TCP, bound to the proxy's port of the sandbox's loopback, not listening
@@ -96,7 +103,7 @@ class Prepared(LauncherMessage, frozen=True, tag="prepared", kw_only=True):
     environment_id: EnvironmentIdField
     scope: str
     volume_kind: str
-    unenforced: tuple[str, ...]  # limits that this host cannot enforce: "memory", "pids", "cpu"
+    unenforced: tuple[str, ...]  # what this host cannot enforce: "memory", "pids", "cpu", "io"
     steps: tuple[Step, ...]
 
 
@@ -126,6 +133,26 @@ class Assign(LauncherMessage, frozen=True, tag="assign", kw_only=True):
     environment_id: EnvironmentIdField
     limits: CgroupLimits
     volume: VolumeSize
+
+
+class Weight(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The share of a busy host that one environment has, against the others."""
+
+    environment_id: EnvironmentIdField
+    cpu_weight: Annotated[int, Meta(ge=1, le=CPU_WEIGHT_MAX)]
+
+
+class Share(LauncherMessage, frozen=True, tag="share", kw_only=True):
+    """Have PID 1 set these weights. Answered by Acknowledged; environments that are not assigned
+    (any more) are left out."""
+
+    weights: Annotated[tuple[Weight, ...], Meta(max_length=WEIGHTS_MAX)]
+
+
+# The steps of a Failed that answers Prepare when a layer did not take: what was seen from outside,
+# with EPERM; and the steps of the process that was confined like a command.
+VERIFY = "verify"
+CANARY_STEPS = "canary."
 
 
 # The step of a Failed that answers Destroy, with ETIMEDOUT, when processes outlived the kill.
@@ -208,6 +235,15 @@ class Died(LauncherMessage, frozen=True, tag="died", kw_only=True):
 
 
 LauncherRequest = (
-    Prepare | Leaf | DropLeaf | Assign | Destroy | ImageUnpack | ImageDrop | Inventory | Probe
+    Prepare
+    | Leaf
+    | DropLeaf
+    | Assign
+    | Share
+    | Destroy
+    | ImageUnpack
+    | ImageDrop
+    | Inventory
+    | Probe
 )
 LauncherReply = Prepared | LeafMade | Acknowledged | Failed | InventoryIs | Probed | Died

@@ -1,7 +1,7 @@
-"""The other slow verbs (run in helpers): images, inventory, probe."""
+"""The other slow verbs (run in helpers): images, inventory, probe, shares."""
 
 from sbxd.launcher.helpers import Outcome, Report
-from sbxd.launcher.kernel import images
+from sbxd.launcher.kernel import hostpaths, images, systemd
 from sbxd.launcher.kernel import inventory as kernel_inventory
 from sbxd.launcher.kernel import probe as kernel_probe
 from sbxd.launcher.requests import (
@@ -13,6 +13,7 @@ from sbxd.launcher.requests import (
     InventoryItem,
     Probe,
     Probed,
+    Share,
 )
 from sbxd.launcher.steps import Steps
 
@@ -51,3 +52,11 @@ def probe(request: Probe) -> Outcome:
     with Steps().step("probe"):
         items = kernel_probe.run()
     return Outcome(Report(reply=Probed(ticket=request.ticket, items=tuple(items))))
+
+
+def share(request: Share) -> Outcome:
+    """Raises StepFailed."""
+    with Steps().step("share"), systemd.connect() as manager:
+        for each in request.weights:
+            manager.set_cpu_weight(hostpaths.scope_name(each.environment_id), each.cpu_weight)
+    return Outcome(Report(reply=Acknowledged(ticket=request.ticket)))

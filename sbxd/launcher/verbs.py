@@ -37,6 +37,7 @@ from sbxd.launcher.requests import (
     Prepare,
     Prepared,
     Probe,
+    Share,
 )
 from sbxd.launcher.steps import describe
 from sbxd.port.ids import EnvironmentId
@@ -125,11 +126,15 @@ class Verbs:
                     self._reply(Acknowledged(ticket=request.ticket))
                 case ImageUnpack() | ImageDrop():
                     self._image(request)
+                case Share():
+                    live = self._books.only_assigned(request)
+                    self._submit_rest(request.ticket, partial(rest.share, live), Lane.SHARE)
                 case Inventory():
                     self._submit_rest(request.ticket, partial(rest.inventory, request))
                 case Probe():
                     self._submit_rest(request.ticket, partial(rest.probe, request))
         except Illegal as problem:
+            _log(f"refused {request.__struct_config__.tag}: {problem}")
             self._reply(_failed(request.ticket, "legality", 0, str(problem)))
         except OSError as problem:
             step = str(request.__struct_config__.tag)
@@ -269,7 +274,7 @@ class Verbs:
         self._client_jobs.add(job)
         self._submit(job)
 
-    def _submit_rest(self, ticket: int, work: Work) -> None:
+    def _submit_rest(self, ticket: int, work: Work, lane: Lane = Lane.REST) -> None:
         def ended(result: Result) -> None:
             self._client_jobs.discard(job)
             discard(result)
@@ -278,7 +283,7 @@ class Verbs:
             else:
                 self._reply(result[0].reply)
 
-        job = Job(Lane.REST, ticket, REST_SECONDS, work, ended)
+        job = Job(lane, ticket, REST_SECONDS, work, ended)
         self._client_jobs.add(job)
         self._submit(job)
 

@@ -17,10 +17,11 @@ class Budgets:
 
     start_seconds: workspace snapshot and start of one command. quiet_seconds: from the kill to
     the proof that the tree is dead; beyond it the environment is quarantined. drain_seconds:
-    reading what is left in the pipes when nobody takes it live. delivery_seconds: the same when
-    a sink takes it. changes_seconds: comparing the workspace; settle_seconds: the
-    same when the environment ends. release_seconds: giving a leaf back, and ending a command's
-    network. destroy_seconds: one attempt to destroy. destroy_retry_seconds: between attempts; their
+    reading what is left in the pipes when nobody takes it live, and in the bridge.
+    delivery_seconds: the same of the pipes when a sink takes it. changes_seconds: comparing the
+    workspace; settle_seconds: the same when the environment ends. release_seconds: giving a leaf
+    back, and ending a command's network. destroy_seconds: one attempt to destroy.
+    destroy_retry_seconds: between attempts; their
     number is one more than of pauses. audit_seconds: the last event of a cancelled call.
     audit_retry_seconds: between attempts to record an end. shutdown_seconds: all environments.
     """

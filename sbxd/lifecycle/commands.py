@@ -6,7 +6,7 @@ which something was not proven is ended before the call comes back.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 import trio
@@ -21,8 +21,9 @@ from sbxd.audit.events import (
 )
 from sbxd.audit.sink import AuditSink, AuditUnavailable
 from sbxd.lifecycle import errors
+from sbxd.lifecycle.bridge import Turn
 from sbxd.lifecycle.budgets import Budgets
-from sbxd.lifecycle.environments import OutputSink
+from sbxd.lifecycle.environments import BridgeWorker, OutputSink
 from sbxd.lifecycle.execution import Execution, Terms, TreeSurvived
 from sbxd.lifecycle.finalize import BudgetSpent, within_shield
 from sbxd.lifecycle.network import Egress, EnvironmentNetwork, NetworkUse
@@ -34,12 +35,14 @@ from sbxd.mechanism.protocol import (
     SandboxLost,
     WorkspaceChanged,
 )
+from sbxd.policy.bridge import BridgeCaps, no_bridge, turn_is_over
 from sbxd.policy.child_environment import Network, build, encode
 from sbxd.policy.command import validate_command
 from sbxd.policy.containment import resolve
 from sbxd.policy.network import has_both_yeses
 from sbxd.policy.timeouts import EffectiveTimeout, effective_timeout
 from sbxd.port.command import ExecutionCommand, ExecutionResult, KillReason
+from sbxd.port.environment import BridgeEndpoint
 from sbxd.port.errors import (
     EscapeCode,
     ExecutionRejected,
@@ -61,6 +64,8 @@ class CommandRules:
     budgets: Budgets
     audit: AuditSink
     egress: Egress
+    on_command: Callable[[], None] = lambda: None  # begun or over; never blocks
+    bridge: BridgeCaps = field(default_factory=BridgeCaps)
 
 
 async def execute(
@@ -71,12 +76,14 @@ async def execute(
     cancelled: trio.Event,
     on_output: OutputSink | None,
     overrun: Callable[[], None],
+    bridge: BridgeWorker | None,
 ) -> ExecutionResult:
     """`Environments.execute` for an environment that the caller may use.
 
     overrun: ends the environment if it is over a budget.
     """
-    specification, timeout = _judge(supervisor, command, rules.settings)
+    endpoint = None if bridge is None else _turn_of(supervisor)
+    specification, timeout = _judge(supervisor, command, rules.settings, endpoint)
     if supervisor.execution is not None:
         raise ExecutionRejected(
             RejectedCode.ENVIRONMENT_BUSY,
@@ -100,12 +107,22 @@ async def execute(
         number=supervisor.commands_run + 1,
     )
     number = supervisor.begin_command(execution, specification.argv)
+    rules.on_command()
     recorder = _Recorder(supervisor, execution, number, rules)
     try:
+        if bridge is not None and endpoint is not None:
+            recorder.turn = _begin_turn(supervisor, execution, recorder, endpoint, bridge)
+        elif supervisor.bridge_door is not None:
+            supervisor.end_turn()  # opened for a command that could not be started
         return await _run(execution, specification, recorder, command, timeout, cancelled)
+    except MechanismError as problem:
+        raise errors.setup_failed(problem) from None
     finally:
+        if recorder.turn is not None and execution.started:
+            supervisor.end_turn()
         _draw_consequences(supervisor, execution)
         supervisor.finish_command(recorder.result)
+        rules.on_command()
 
 
 async def _run(
@@ -140,8 +157,44 @@ async def _run(
     return result
 
 
+def _turn_of(supervisor: Supervisor) -> BridgeEndpoint:
+    """The bridge of a command that is to have it. Raises ExecutionRejected(BRIDGE_REFUSED)."""
+    endpoint = supervisor.specification.bridge
+    if endpoint is None:
+        raise no_bridge()
+    if supervisor.turn_is_over:
+        raise turn_is_over()
+    return endpoint
+
+
+def _begin_turn(
+    supervisor: Supervisor,
+    execution: Execution,
+    recorder: "_Recorder",
+    endpoint: BridgeEndpoint,
+    worker: BridgeWorker,
+) -> Turn:
+    """Listen before the command is started. Raises MechanismError."""
+    turn = Turn(
+        supervisor.open_bridge(waiting_max=recorder.rules.bridge.waiting_max),
+        endpoint,
+        worker,
+        account=supervisor.account,
+        emit=recorder.record_of_bridge,
+        over_budget=partial(execution.end, KillReason.OUTPUT_LIMIT),
+        identity=supervisor.identity(),
+        command_number=recorder.number,
+        caps=recorder.rules.bridge,
+    )
+    execution.accompany(turn)
+    return turn
+
+
 def _judge(
-    supervisor: Supervisor, command: ExecutionCommand, settings: Settings
+    supervisor: Supervisor,
+    command: ExecutionCommand,
+    settings: Settings,
+    endpoint: BridgeEndpoint | None,
 ) -> tuple[CommandSpec, EffectiveTimeout]:
     """What to start and for how long. Raises ExecutionRejected."""
     assert supervisor.tenant is not None
@@ -156,7 +209,7 @@ def _judge(
         specification.environment,
         settings.process_environment.operator_names,
         working_directory=resolve(line.working_directory),
-        bridge=specification.bridge,
+        bridge=endpoint,
         network=Network.PROXY if has_both_yeses(specification.egress, command) else Network.NONE,
     )
     return (
@@ -221,9 +274,10 @@ class _Recorder:
         self.supervisor = supervisor
         self.is_unaudited = False
         self.result: ExecutionResult | None = None
+        self.turn: Turn | None = None
+        self.number = number
+        self.rules = rules
         self._execution = execution
-        self._number = number
-        self._rules = rules
 
     async def record_start(
         self, specification: CommandSpec, command: ExecutionCommand, timeout: EffectiveTimeout
@@ -231,7 +285,7 @@ class _Recorder:
         described = describe_argv(specification.argv)
         event = CommandStarted(
             **self.supervisor.identity(),
-            command_number=self._number,
+            command_number=self.number,
             program=described.program,
             argv_count=described.argv_count,
             argv_sha256=described.argv_sha256,
@@ -244,10 +298,19 @@ class _Recorder:
         if self.is_unaudited:
             self._execution.end(KillReason.CANCELLED)
 
+    async def record_of_bridge(self, event: AuditEvent) -> bool:
+        """What happens on the bridge; the command ends when it cannot be recorded."""
+        await self._emit(event)
+        if self.is_unaudited:
+            self._execution.end(KillReason.CANCELLED)
+        return not self.is_unaudited
+
     async def record_end(self) -> None:
         """Shielded and bounded, so that a command whose caller is gone is audited as well."""
         if not self._execution.started:
             return
+        if self.turn is not None:
+            await self._emit(self.turn.closing_event())
         await self._emit(self._end_event())
 
     def _end_event(self) -> AuditEvent:
@@ -257,12 +320,12 @@ class _Recorder:
         except (SandboxLost, TreeSurvived):
             return CommandUnfinished(
                 **self.supervisor.identity(),
-                command_number=self._number,
+                command_number=self.number,
                 code=UnavailableCode.ENVIRONMENT_LOST,
             )
         return CommandFinished(
             **self.supervisor.identity(),
-            command_number=self._number,
+            command_number=self.number,
             exit_code=result.exit_code,
             signal=result.signal,
             killed_by=result.killed_by,
@@ -283,7 +346,7 @@ class _Recorder:
     async def _emit(self, event: AuditEvent) -> None:
         try:
             await within_shield(
-                self._rules.budgets.audit_seconds, partial(self._rules.audit.emit, event)
+                self.rules.budgets.audit_seconds, partial(self.rules.audit.emit, event)
             )
         except (AuditUnavailable, BudgetSpent):
             self.is_unaudited = True

@@ -19,7 +19,8 @@ from sbxd.port.command import ExecutionCommand, ExecutionResult, FileChange
 from sbxd.port.environment import EnvironmentHandle, EnvironmentSpec
 from sbxd.port.ids import EnvironmentId
 from sbxd.port.workspace import WorkspaceProvenance
-from sbxd.wire.messages import EnvironmentInfo, OutputStream, PostureItem
+from sbxd.wire.descriptions import EnvironmentInfo, PostureItem
+from sbxd.wire.messages import BridgeEnd, OutputStream
 
 
 class PeerRole(StrEnum):
@@ -54,6 +55,30 @@ class ContentSink(Protocol):
     """Takes the pieces of a file that is read, in order. It may raise only by cancellation."""
 
     async def __call__(self, data: bytes) -> None: ...
+
+
+class BridgeWorker(Protocol):
+    """The worker's end of a bridge. What is called here may raise only by cancellation.
+
+    `opened` is called first and once; `closed` at most once; `send` and `receive` between them,
+    by one task each; `receive` also afterwards, until it returns None.
+    """
+
+    async def opened(self) -> None:
+        """A program has presented the token."""
+        ...
+
+    async def send(self, data: bytes) -> None:
+        """Pass on one frame of the program's. Blocks while the worker takes none."""
+        ...
+
+    async def receive(self) -> bytes | None:
+        """The worker's next frame; None once it sends no more."""
+        ...
+
+    async def closed(self, reason: BridgeEnd) -> None:
+        """The program sends no more frames."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -113,8 +138,13 @@ class Environments(Protocol):
         *,
         cancelled: trio.Event,
         on_output: OutputSink | None = None,
+        bridge: BridgeWorker | None = None,
     ) -> ExecutionResult:
         """Run one command to its end.
+
+        bridge: serves the environment's bridge while the command runs; without it the command
+        gets neither path nor token. The first command that is started with it is the turn, and
+        its end is the bridge's.
 
         on_output: takes the output; then stdout and stderr of the result are b"" and only the
         flags and counts of the result speak of them. None: they are captured in the result.
@@ -124,7 +154,8 @@ class Environments(Protocol):
         returned as for any other kill. It may be set before the call.
 
         Raises: ExecutionRejected (INVALID_COMMAND, COMMAND_NOT_FOUND, COMMAND_NOT_EXECUTABLE,
-        WORKING_DIRECTORY_NOT_FOUND, ENVIRONMENT_BUSY, ENVIRONMENT_GONE, StaleLease),
+        WORKING_DIRECTORY_NOT_FOUND, ENVIRONMENT_BUSY, ENVIRONMENT_GONE, BRIDGE_REFUSED,
+        StaleLease),
         ExecutionUnavailable(ENVIRONMENT_LOST, SETUP_FAILED, SHUTTING_DOWN),
         SandboxEscapeSuspected(TENANT_MISMATCH, PROCESS_SURVIVED, WORKSPACE_IDENTITY_CHANGED).
 

@@ -1,13 +1,14 @@
 """From the mechanism's failures to the port's: mapped here and nowhere else.
 
-Invariant: of a mechanism's failure only the name of its step and its errno's name go on; the
-detail, which was written for the operator, stays.
+Invariant: of a mechanism's failure only the name of its step and its errno's name go on, with a
+remedy that is written here; the detail stays.
 """
 
 import errno
 
 from sbxd.mechanism.protocol import (
     CommandNotStarted,
+    ConfinementMismatch,
     MechanismError,
     SandboxLost,
     StartFailure,
@@ -51,11 +52,42 @@ def audit_unavailable() -> ExecutionUnavailable:
 
 
 def setup_failed(problem: MechanismError) -> ExecutionUnavailable:
-    """A mechanism could not do a step: retriable. SandboxLost becomes ENVIRONMENT_LOST."""
+    """A mechanism could not do a step: retriable. SandboxLost becomes ENVIRONMENT_LOST, and
+    ConfinementMismatch CONFINEMENT_MISMATCH."""
     if isinstance(problem, SandboxLost):
         return lost()
+    if isinstance(problem, ConfinementMismatch):
+        return ExecutionUnavailable(
+            UnavailableCode.CONFINEMENT_MISMATCH,
+            f"{problem.step}: the environment was built and is not confined as it was asked to be, "
+            "so nobody gets it: the operator has been alerted",
+        )
     name = errno.errorcode.get(problem.errno, str(problem.errno)) if problem.errno else "failed"
-    return ExecutionUnavailable(UnavailableCode.SETUP_FAILED, f"{problem.step}: {name}")
+    remedy = _REMEDIES.get((problem.step, problem.errno)) or _REMEDIES.get((problem.step, None))
+    detail = f"{problem.step}: {name}" + ("" if remedy is None else f" ({remedy})")
+    return ExecutionUnavailable(UnavailableCode.SETUP_FAILED, detail)
+
+
+_LOG = "`journalctl -u sbxd-launcher` says which"
+# What an operator does about a step that failed, for those of which that can be said.
+_REMEDIES: dict[tuple[str, int | None], str] = {
+    ("legality", None): "the launcher refused a request that its rules do not allow now, such as "
+    f"one about an image that is just being removed; {_LOG}; if it stays so, restart sbxd-launcher",
+    ("launcher", None): "see `systemctl status sbxd-launcher`",
+    ("helper", None): f"a helper of the launcher died or took too long; {_LOG}",
+    ("apparmor", None): "load and enforce the workload's profile: `sbxctl doctor` says how",
+    ("seccomp_profile", None): "the launcher has no usable profile of the name in seccomp.profile: "
+    "see `sbxctl seccomp dump`, and restart sbxd-launcher after a change",
+    ("uid_block", None): "no block of host uids is free: see `sbxctl doctor`",
+    ("volume", errno.ENOSPC): "the state directory has no room for a workspace of this size",
+    ("volume", None): "the workspace could not be made: see `sbxctl doctor` about project_quota",
+    ("image", None): "the image cannot be mounted: import it again",
+    ("id_maps", None): "this host cannot show files under other ids: see `sbxctl doctor`",
+    ("scope", None): "systemd refused the scope: see `systemctl status sbx.slice`",
+    ("box", None): "the control group could not be made: see `sbxctl doctor`",
+    ("controllers", None): "the limits could not be set: see `sbxctl doctor`",
+    ("launch", errno.ENOSPC): "the host's user.max_*_namespaces (sysctl) is used up",
+}
 
 
 def not_started(problem: CommandNotStarted) -> PortError:
@@ -76,7 +108,7 @@ def not_started(problem: CommandNotStarted) -> PortError:
         case StartFailure.BAD_WORKING_DIRECTORY:
             return ExecutionRejected(
                 RejectedCode.WORKING_DIRECTORY_NOT_FOUND,
-                "working_directory: not a directory of the workspace",
+                "working_directory: not a directory of the workspace that may be entered",
                 field="working_directory",
             )
         case StartFailure.RESOURCES:

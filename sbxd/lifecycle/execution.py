@@ -18,6 +18,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from typing import Protocol
 
 import trio
 
@@ -49,6 +50,16 @@ NOT_COMPARED = Changes(entries=(), truncated=True, workspace_bytes=0, workspace_
 
 class TreeSurvived(Exception):
     """The kill was sent, and processes were left when its budget was spent."""
+
+
+class Companion(Protocol):
+    """What runs beside a command. Ends by cancellation."""
+
+    async def run(self) -> None: ...
+
+    async def wait_delivered(self) -> None:
+        """Until what the command said to it before its end is delivered."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -146,6 +157,7 @@ class Execution:
         # The leaf could not be given back, or the network not ended: the environment is not to be
         # used again.
         self._is_stuck = False
+        self._companion: Companion | None = None
         self.started = False  # a program was started
         # Set when the tree is dead and the workspace is compared (or will never be).
         self.settled = trio.Event()
@@ -172,6 +184,10 @@ class Execution:
         if self._verdict.decide(reason):
             self._ended_at = trio.current_time()
             self._decided.set()
+
+    def accompany(self, companion: Companion) -> None:
+        """Run this beside the command, from its start until it is over; it is then cancelled."""
+        self._companion = companion
 
     def end_with_environment(self, reason: End) -> None:
         """As `end`; and the comparison of the workspace is no longer worth a failure."""
@@ -285,6 +301,7 @@ class Execution:
             workspace_bytes=self._changes.workspace_bytes if compared else None,
             workspace_inodes=self._changes.workspace_inodes if compared else None,
             workspace_bytes_peak=None if self._disk is None else self._disk.bytes_peak,
+            disk_written_bytes=counters.disk_written_bytes,
         )
 
     def _never_ran(self) -> None:
@@ -298,6 +315,8 @@ class Execution:
         async with trio.open_nursery() as pumps:
             for capture in self._captures:
                 pumps.start_soon(self._pump, running, capture, drained)
+            if self._companion is not None:
+                pumps.start_soon(self._companion.run)
             try:
                 await self._watch(running, cancelled)
             finally:
@@ -311,6 +330,9 @@ class Execution:
             if self._failure is None:
                 with trio.move_on_after(self._delivery_seconds):
                     await drained.reached.wait()
+                if self._companion is not None:
+                    with trio.move_on_after(self._budgets.drain_seconds):
+                        await self._companion.wait_delivered()
             pumps.cancel_scope.cancel()
 
     async def _watch(self, running: RunningCommand, cancelled: trio.Event) -> None:

@@ -13,6 +13,7 @@ from sbxd.audit.events import DestroyReason
 from sbxd.lifecycle import commands, errors
 from sbxd.lifecycle.commands import CommandRules
 from sbxd.lifecycle.environments import (
+    BridgeWorker,
     ContentSink,
     Description,
     OutputSink,
@@ -31,7 +32,7 @@ from sbxd.port.command import ExecutionCommand, ExecutionResult, FileChange
 from sbxd.port.environment import EnvironmentHandle, EnvironmentSpec
 from sbxd.port.ids import EnvironmentId
 from sbxd.port.workspace import WorkspaceProvenance
-from sbxd.wire.messages import EnvironmentInfo
+from sbxd.wire.descriptions import EnvironmentInfo
 
 
 class LocalEnvironments:
@@ -74,6 +75,7 @@ class LocalEnvironments:
         *,
         cancelled: trio.Event,
         on_output: OutputSink | None = None,
+        bridge: BridgeWorker | None = None,
     ) -> ExecutionResult:
         supervisor = self._find(owner, handle)
         with self._serving():
@@ -85,6 +87,7 @@ class LocalEnvironments:
                     cancelled=cancelled,
                     on_output=on_output,
                     overrun=lambda: self._registry.enforce_budgets(supervisor),
+                    bridge=bridge,
                 )
             finally:
                 self._registry.enforce_budgets(supervisor)

@@ -15,7 +15,7 @@ from typing import Protocol
 
 from sbxd.port.egress import EgressPolicy
 from sbxd.port.ids import EnvironmentId, RunId, TenantId
-from sbxd.wire.messages import PostureItem
+from sbxd.wire.descriptions import PostureItem
 
 
 @dataclass(frozen=True)

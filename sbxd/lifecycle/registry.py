@@ -24,11 +24,13 @@ from sbxd.lifecycle.machine import HANDED_OUT, State
 from sbxd.lifecycle.ownership import Standing, judge
 from sbxd.lifecycle.reaper import Reaper, Tenure
 from sbxd.lifecycle.reserve import Reserve
+from sbxd.lifecycle.shares import Shares
 from sbxd.lifecycle.supervisor import Parts, Supervisor
 from sbxd.mechanism.protocol import SlotProfile
 from sbxd.policy.budgets import Budget, overrun
 from sbxd.policy.images import default_image
 from sbxd.policy.network import network_shape
+from sbxd.policy.shares import Claim
 from sbxd.port.environment import EnvironmentHandle
 from sbxd.port.errors import (
     EscapeCode,
@@ -106,6 +108,7 @@ class Registry:
         self.reaper = Reaper(
             self._tenures, self._end, grace_seconds=settings.service.orphan_grace_seconds
         )
+        self.shares = Shares(parts.mechanism, self._claims, self._table.__contains__)
         reserve: ReserveSettings = settings.reserve
         self.reserve = Reserve(
             lambda: reserve_profile(settings, known_images()),
@@ -115,7 +118,7 @@ class Registry:
         )
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Own the supervisors, the reaper and the reserve, until cancelled.
+        """Own the supervisors, the reaper, the reserve and the shares, until cancelled.
 
         Cancellation: everything in every environment is killed; the next start removes the rest.
         """
@@ -123,6 +126,7 @@ class Registry:
             self._nursery = nursery
             nursery.start_soon(self.reaper.run)
             nursery.start_soon(self.reserve.run)
+            nursery.start_soon(self.shares.run)
             task_status.started()
 
     async def shut_down(self, reason: DestroyReason) -> int:
@@ -353,6 +357,18 @@ class Registry:
             for each in self._table.values()
             if not each.is_ending
         ]
+
+    def _claims(self) -> dict[EnvironmentId, Claim]:
+        """Of the environments that run a command. Two workers' tenants are two, whatever their
+        names."""
+        return {
+            each.environment_id: Claim(
+                tenant=(each.tenancy.owner_uid, each.tenancy.tenant_id),
+                cpu_millicores=each.specification.limits.cpu_millicores,
+            )
+            for each in self._table.values()
+            if each.tenant is not None and each.execution is not None
+        }
 
     def _end(self, environment_id: EnvironmentId, reason: DestroyReason) -> None:
         supervisor = self._table[environment_id]

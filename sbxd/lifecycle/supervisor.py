@@ -17,6 +17,7 @@ from typing import TypedDict
 
 import trio
 
+from sbxd.audit.confinement import ConfinementMismatched
 from sbxd.audit.events import (
     AuditEvent,
     BudgetWasExhausted,
@@ -39,6 +40,8 @@ from sbxd.lifecycle.machine import Event, State, transition
 from sbxd.lifecycle.network import EnvironmentNetwork
 from sbxd.lifecycle.verdict import End, Lost
 from sbxd.mechanism.protocol import (
+    BridgeDoor,
+    ConfinementMismatch,
     Mechanism,
     MechanismError,
     ProcessSurvived,
@@ -106,6 +109,8 @@ class Supervisor:
         self.running_argv: tuple[bytes, ...] | None = None
         self.commands_run = 0
         self.executing_seconds = 0.0
+        self.bridge_door: BridgeDoor | None = None
+        self.turn_is_over = False  # of the bridge
         self.usage = Usage()
         self.end_reason: DestroyReason | None = None
         self.preparation_failure: MechanismError | None = None
@@ -203,6 +208,18 @@ class Supervisor:
         if result is not None:
             self.executing_seconds += result.duration_ms / 1000
             self.usage = result.usage
+
+    def open_bridge(self, *, waiting_max: int) -> BridgeDoor:
+        """The door that the turn's programs connect to. Raises MechanismError."""
+        if self.bridge_door is None:
+            self.bridge_door = self.sandbox.open_bridge(waiting_max=waiting_max)
+        return self.bridge_door
+
+    def end_turn(self) -> None:
+        """The bridge's turn is over: nobody listens any more. Never blocks."""
+        self.turn_is_over = True
+        if self.bridge_door is not None:
+            self.bridge_door.close()
 
     async def run(self) -> None:
         """Prepare, watch, end. Returns when the environment is over.
@@ -385,13 +402,7 @@ class Supervisor:
     async def _audit_reason(self) -> None:
         """What the end's reason adds to the record before the destruction."""
         if self.preparation_failure is not None:
-            await self._emit_surely(
-                SlotPreparationFailed(
-                    environment_id=self.environment_id,
-                    step=self.preparation_failure.step,
-                    errno=self.preparation_failure.errno,
-                )
-            )
+            await self._emit_surely(self._failure_event(self.preparation_failure))
         if self.handle is None:
             return
         if self._escape is not None:
@@ -409,6 +420,18 @@ class Supervisor:
             )
         if self._lost_part is not None:
             await self._emit_surely(EnvironmentLost(**self.identity(), part=self._lost_part))
+
+    def _failure_event(self, problem: MechanismError) -> AuditEvent:
+        if isinstance(problem, ConfinementMismatch):
+            return ConfinementMismatched(
+                environment_id=self.environment_id,
+                step=problem.step,
+                errno=problem.errno,
+                detail=problem.detail,
+            )
+        return SlotPreparationFailed(
+            environment_id=self.environment_id, step=problem.step, errno=problem.errno
+        )
 
     def identity(self) -> "Identity":
         """The fields of an EnvironmentEvent. Only of an environment that a tenant has."""

@@ -41,6 +41,20 @@ def parse_single(raw: bytes) -> int:
     return int(text)
 
 
+def parse_bytes_written(raw: bytes) -> int:
+    """Of an `io.stat` file: the bytes that were sent to a disk. Disks that are stacked each count
+    the same bytes, so it is the largest of the numbers and not their sum. Raises BadCounter."""
+    most = 0
+    for line in raw.decode("ascii", "replace").splitlines():
+        for word in line.split()[1:]:
+            key, _, value = word.partition("=")
+            if key == "wbytes":
+                if not _is_number(value):
+                    raise BadCounter("wbytes is not a number")
+                most = max(most, int(value))
+    return most
+
+
 def _is_number(text: str) -> bool:
     return text.isascii() and text.isdigit() and len(text) <= 20
 

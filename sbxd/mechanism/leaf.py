@@ -1,4 +1,4 @@
-"""One command's leaf as the daemon holds it: eight descriptors, and what is read from them.
+"""One command's leaf as the daemon holds it: nine descriptors, and what is read from them.
 
 Invariants: a leaf is used for one command, so its counters begin at zero with it and need no
 difference (the parked child, which becomes the command, is in them). Killing and proving need no
@@ -12,7 +12,13 @@ from collections.abc import Sequence
 from sbxd.launcher.channel import close_all
 from sbxd.launcher.requests import LEAF_DESCRIPTORS
 from sbxd.mechanism import kernel_events
-from sbxd.mechanism.kernel_events import BadCounter, Watch, parse_flat_keyed, parse_single
+from sbxd.mechanism.kernel_events import (
+    BadCounter,
+    Watch,
+    parse_bytes_written,
+    parse_flat_keyed,
+    parse_single,
+)
 from sbxd.mechanism.protocol import Counters, MechanismError
 
 
@@ -62,6 +68,7 @@ class Leaf:
                 pids_peak=self._single("leaf_pids_peak"),
                 memory_peak_bytes=self._single("leaf_memory_peak"),
                 cpu_usage_us=cpu.get("usage_usec"),
+                disk_written_bytes=self._written(),
             )
         except OSError as problem:
             if problem.errno == errno.ENODEV:
@@ -99,3 +106,8 @@ class Leaf:
         if name in self._absent:
             return None
         return parse_single(kernel_events.read(self._fds[name]))
+
+    def _written(self) -> int | None:
+        if "leaf_io_stat" in self._absent:
+            return None
+        return parse_bytes_written(kernel_events.read(self._fds["leaf_io_stat"]))

@@ -4,7 +4,8 @@ Invariants: this side holds no privilege and opens no path of a sandbox; when th
 channel ends, every sandbox is lost.
 """
 
-from collections.abc import AsyncIterator
+import errno
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import TypeVar
 from weakref import WeakSet
@@ -12,7 +13,10 @@ from weakref import WeakSet
 import trio
 
 from sbxd.launcher.requests import (
+    CANARY_STEPS,
     SHIPPED_PROFILE,
+    VERIFY,
+    WEIGHTS_MAX,
     ImageDrop,
     ImageUnpack,
     InventoryIs,
@@ -20,10 +24,13 @@ from sbxd.launcher.requests import (
     Prepare,
     Prepared,
     Probed,
+    Share,
+    Weight,
 )
 from sbxd.launcher.requests import Inventory as InventoryRequest
 from sbxd.launcher.requests import Probe as ProbeRequest
 from sbxd.mechanism import launcher_client
+from sbxd.mechanism.bridge import BridgeDoors
 from sbxd.mechanism.launcher_client import LauncherClient
 from sbxd.mechanism.namespaces_sandbox import (
     NamespacesSandbox,
@@ -31,9 +38,16 @@ from sbxd.mechanism.namespaces_sandbox import (
     destroy_environment,
     volume_size,
 )
-from sbxd.mechanism.protocol import Inventory, MechanismError, Orphan, SlotProfile
+from sbxd.mechanism.protocol import (
+    ConfinementMismatch,
+    Inventory,
+    MechanismError,
+    Orphan,
+    SlotProfile,
+)
 from sbxd.port.ids import EnvironmentId
-from sbxd.wire.messages import PostureItem
+from sbxd.port.limits import IoCeilings
+from sbxd.wire.descriptions import PostureItem
 
 # How long a cancelled or failed preparation may take to remove what it had begun.
 UNDO_SECONDS = 40.0
@@ -44,16 +58,21 @@ class NamespacesMechanism:
 
     name = "namespaces"
 
-    def __init__(self, client: LauncherClient, nursery: trio.Nursery, profile: str) -> None:
+    def __init__(
+        self, client: LauncherClient, nursery: trio.Nursery, profile: str, io: IoCeilings
+    ) -> None:
         self._client = client
         self._seccomp_profile = profile
+        self._io = io
         self._nursery = nursery
+        self._doors = BridgeDoors()
         self._sandboxes: WeakSet[NamespacesSandbox] = WeakSet()
 
     async def prepare(
         self, environment_id: EnvironmentId, profile: SlotProfile, *, back_stop_seconds: int
     ) -> NamespacesSandbox:
-        """Build one slot, with its first child parked. Raises MechanismError."""
+        """Build one slot, with its first child parked. Raises MechanismError, as
+        ConfinementMismatch when a layer did not take."""
         limits, volume = cgroup_limits(profile.limits), volume_size(profile.limits)
         sandbox: NamespacesSandbox | None = None
         try:
@@ -67,17 +86,21 @@ class NamespacesMechanism:
                     back_stop_seconds=back_stop_seconds,
                     seccomp_profile=self._seccomp_profile,
                     network=profile.network,
+                    io=self._io,
                 )
             ) as answer:
                 reply = _expect(answer.reply, Prepared)
                 sandbox = NamespacesSandbox(
-                    self._client, self._nursery, profile, reply, answer.take()
+                    self._client, self._nursery, profile, reply, answer.take(), self._doors
                 )
             self._sandboxes.add(sandbox)
             self._client.watch(environment_id, sandbox)
             await sandbox.begin()
-        except launcher_client.LauncherRefused:
-            raise  # the launcher has removed what it had begun
+        except launcher_client.LauncherRefused as problem:
+            # The launcher has removed what it had begun.
+            if _is_mismatch(problem):
+                raise ConfinementMismatch(problem.step, problem.errno, problem.detail) from None
+            raise
         except BaseException:
             await self._undo(environment_id, sandbox)
             raise
@@ -93,6 +116,19 @@ class NamespacesMechanism:
                     await destroy_environment(self._client, environment_id)
             except MechanismError:
                 return  # it is in the inventory, and the caller's failure is the one to tell
+
+    async def share(self, weights: Mapping[EnvironmentId, int]) -> None:
+        """Weigh these environments against each other. Raises MechanismError."""
+        wanted = [
+            Weight(environment_id=environment_id, cpu_weight=weight)
+            for environment_id, weight in weights.items()
+        ]
+        for start in range(0, len(wanted), WEIGHTS_MAX):
+            part = tuple(wanted[start : start + WEIGHTS_MAX])
+            with await self._client.request(
+                lambda ticket, part=part: Share(ticket=ticket, weights=part)  # type: ignore[misc]
+            ):
+                pass
 
     async def destroy_orphan(self, environment_id: EnvironmentId) -> None:
         """Remove whatever the kernel still holds under this id. Raises MechanismError."""
@@ -141,22 +177,32 @@ class NamespacesMechanism:
 
 @asynccontextmanager
 async def open_namespaces(
-    launcher_socket: str, *, seccomp_profile: str = SHIPPED_PROFILE
+    launcher_socket: str,
+    *,
+    seccomp_profile: str = SHIPPED_PROFILE,
+    io: IoCeilings | None = None,
 ) -> AsyncIterator[NamespacesMechanism]:
     """The mechanism for the length of the block. Raises OSError when nothing listens.
 
     seccomp_profile: what binds the commands, by the name that the launcher knows it by; a
-    preparation with a name that it does not know, or has refused, fails.
+    preparation with a name that it does not know, or has refused, fails. io: what each environment
+    may ask of the disk.
 
     Leaving the block closes the launcher's channel, which ends every environment.
     """
     async with launcher_client.connect(launcher_socket) as client, trio.open_nursery() as nursery:
-        mechanism = NamespacesMechanism(client, nursery, seccomp_profile)
+        mechanism = NamespacesMechanism(client, nursery, seccomp_profile, io or IoCeilings())
         try:
             yield mechanism
         finally:
             mechanism.release()
             nursery.cancel_scope.cancel()
+
+
+def _is_mismatch(problem: launcher_client.LauncherRefused) -> bool:
+    if problem.step.startswith(CANARY_STEPS):
+        return not problem.retriable  # short of memory is no fault of the confinement
+    return problem.step == VERIFY and problem.errno == errno.EPERM
 
 
 _Reply = TypeVar("_Reply", bound=LauncherReply)

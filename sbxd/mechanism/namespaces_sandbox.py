@@ -31,6 +31,7 @@ from sbxd.launcher.requests import (
     VolumeSize,
 )
 from sbxd.launcher.requests import Leaf as LeafRequest
+from sbxd.mechanism.bridge import BridgeDoors, SocketBridgeDoor
 from sbxd.mechanism.init_client import InitClient
 from sbxd.mechanism.launcher_client import LauncherClient, LauncherRefused
 from sbxd.mechanism.leaf import Leaf
@@ -104,6 +105,7 @@ class NamespacesSandbox:
         profile: SlotProfile,
         prepared: Prepared,
         descriptors: list[int],
+        doors: BridgeDoors,
     ) -> None:
         names: tuple[str, ...] = (*PREPARED_DESCRIPTORS, *LEAF_DESCRIPTORS)
         if profile.network is NetworkShape.PROXY_PORT:
@@ -124,7 +126,13 @@ class NamespacesSandbox:
         self._proxy = ProxyPort(fds.get("proxy_listener"))
         self._box_kill = fds["box_kill"]
         self._volume = Volume(fds["volume"])
-        self._owned = [fds[name] for name in PREPARED_DESCRIPTORS if not name.endswith("_channel")]
+        self._owned = [
+            fds[name]
+            for name in PREPARED_DESCRIPTORS
+            if name != "bridge" and not name.endswith("_channel")
+        ]
+        self._bridge: int | SocketBridgeDoor = fds["bridge"]
+        self._doors = doors
         self._init_socket = _socket(fds["init_channel"])
         self._init = InitClient(self._init_socket, self._lose)
         self._steward_stream = trio.SocketStream(_socket(fds["steward_channel"]))
@@ -245,6 +253,10 @@ class NamespacesSandbox:
         self._init_socket.close()
         self._proxy.close()
         close_all(self._owned)
+        if isinstance(self._bridge, int):
+            os.close(self._bridge)
+        else:
+            self._bridge.close()
         self._steward_stream.socket.close()
 
     # --- commands -----------------------------------------------------------------------------
@@ -281,6 +293,13 @@ class NamespacesSandbox:
                 self._give_back(leaf)
                 if streams is not None:
                     streams.close()
+
+    def open_bridge(self, *, waiting_max: int) -> SocketBridgeDoor:
+        """Listen on the bridge's socket. Once. Raises MechanismError."""
+        if self._released or not isinstance(self._bridge, int):
+            raise MechanismError("open the bridge", errno.EBADF)
+        self._bridge = door = self._doors.open(self._bridge, waiting_max=waiting_max)
+        return door
 
     async def _next_leaf(self) -> Leaf:
         self._wanted.set()

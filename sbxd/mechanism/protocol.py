@@ -5,7 +5,7 @@ A mechanism builds slots ahead of need (the reserve), hands them out, and remove
 mechanism only starts, measures and ends.
 """
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
@@ -15,7 +15,7 @@ from sbxd.port.ids import EnvironmentId
 from sbxd.port.limits import ResourceLimits
 from sbxd.port.network import NetworkShape
 from sbxd.port.workspace import WorkspaceProvenance
-from sbxd.wire.messages import PostureItem
+from sbxd.wire.descriptions import PostureItem
 
 
 class MechanismError(Exception):
@@ -31,6 +31,10 @@ class MechanismError(Exception):
 
 class SandboxLost(MechanismError):
     """Init, the steward or the launcher of this environment is gone."""
+
+
+class ConfinementMismatch(MechanismError):
+    """A slot was built and is not confined as it was asked to be; nothing of it is left."""
 
 
 class ProcessSurvived(MechanismError):
@@ -86,6 +90,7 @@ class Counters:
     pids_peak: int | None = None
     memory_peak_bytes: int | None = None
     cpu_usage_us: int | None = None
+    disk_written_bytes: int | None = None
 
 
 @dataclass(frozen=True)
@@ -154,6 +159,43 @@ class RunningCommand(Protocol):
         ...
 
 
+class BridgeStreamBroken(Exception):
+    """The program at the other end of a connection is gone, or reads no more."""
+
+
+class BridgeStream(Protocol):
+    """One connection that a program in the environment made to its bridge. Each direction is one
+    task's at a time."""
+
+    async def receive(self) -> bytes:
+        """Next bytes (at most 64 KiB); b"" once the program has ended its direction, or itself."""
+        ...
+
+    async def send(self, data: bytes) -> None:
+        """Until all is in the program's socket. Raises BridgeStreamBroken."""
+        ...
+
+    def end(self) -> None:
+        """The program reads the end of the stream after what was sent. Never blocks or raises."""
+        ...
+
+    def close(self) -> None:
+        """End both directions. Non-blocking, idempotent."""
+        ...
+
+
+class BridgeDoor(Protocol):
+    """Where programs of one environment, and of no other, connect to its bridge."""
+
+    async def accept(self) -> BridgeStream:
+        """The next connection. Raises MechanismError when the door is closed or fails."""
+        ...
+
+    def close(self) -> None:
+        """From now on, and for good, a connect is refused. Non-blocking, idempotent."""
+        ...
+
+
 class Sandbox(Protocol):
     """One slot, prepared or handed out. Owned by exactly one environment; used once."""
 
@@ -187,6 +229,12 @@ class Sandbox(Protocol):
     async def start(self, command: CommandSpec) -> RunningCommand:
         """Start one command (in a leaf of its own). Raises CommandNotStarted, SandboxLost,
         WorkspaceChanged, MechanismError. Takes the workspace snapshot first."""
+        ...
+
+    def open_bridge(self, *, waiting_max: int) -> BridgeDoor:
+        """Let programs connect to the bridge's socket; until then the kernel refuses them. Once
+        for a sandbox. waiting_max: connections that wait to be accepted. Never blocks. Raises
+        MechanismError."""
         ...
 
     def volume(self) -> VolumeReading | None:
@@ -244,10 +292,17 @@ class Mechanism(Protocol):
     async def prepare(
         self, environment_id: EnvironmentId, profile: SlotProfile, *, back_stop_seconds: int
     ) -> Sandbox:
-        """Build one slot. Raises MechanismError; then nothing is left behind.
+        """Build one slot. Raises MechanismError, as ConfinementMismatch when it is not confined
+        as it was asked to be; then nothing is left behind.
 
         Cancellation: what was half built is destroyed before it is re-raised.
         """
+        ...
+
+    async def share(self, weights: Mapping[EnvironmentId, int]) -> None:
+        """Weigh these environments against each other for the processors of a busy host, each from
+        1 to CPU_WEIGHT_MAX (what it begins with). One that is gone is left out. Raises
+        MechanismError."""
         ...
 
     async def destroy_orphan(self, environment_id: EnvironmentId) -> None:

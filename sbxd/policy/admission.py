@@ -6,6 +6,7 @@ and the ceiling; nothing is lowered, dropped or substituted to make a specificat
 
 from collections.abc import Container
 
+from sbxd.policy.bridge import admit_bridge
 from sbxd.policy.budgets import admit_budgets
 from sbxd.policy.child_environment import check_specification
 from sbxd.policy.destinations import (
@@ -35,8 +36,8 @@ def admit(
 
     Raises:
         ExecutionRejected: UNKNOWN_IMAGE, LIMIT_ABOVE_CEILING, LIMIT_NOT_ENFORCEABLE (a volume
-            below the smallest that can be made), DESTINATION_NOT_CONFIGURED or
-            ENVIRONMENT_NAME_REFUSED, with `field`.
+            below the smallest that can be made), DESTINATION_NOT_CONFIGURED,
+            BRIDGE_REFUSED or ENVIRONMENT_NAME_REFUSED, with `field`.
     """
     if specification.image_digest not in known_digests:
         raise ExecutionRejected(
@@ -48,6 +49,7 @@ def admit(
     admit_limits(specification.limits, settings.limits.ceilings)
     admit_budgets(specification.budgets, settings.limits.budgets)
     admit_egress(specification.egress, settings.egress)
+    admit_bridge(specification.bridge)
     check_specification(specification.environment, settings.process_environment.operator_names)
 
 

@@ -23,6 +23,7 @@ class ViolationCode(StrEnum):
     OPERATIONS_MAX = "OPERATIONS_MAX"
     RETURNED_BYTES_MAX = "RETURNED_BYTES_MAX"
     WALL_SECONDS_MAX = "WALL_SECONDS_MAX"
+    BRIDGE_DENIED = "BRIDGE_DENIED"
     NOT_AUTHORIZED = "NOT_AUTHORIZED"
     PROTOCOL = "PROTOCOL"
 
@@ -42,6 +43,7 @@ _BY_CODE: Mapping[RejectedCode, ViolationCode] = {
     RejectedCode.STALE_LEASE: ViolationCode.LEASE_STALE,
     RejectedCode.RUN_BUDGET_TOO_LOW: ViolationCode.RUN_BUDGET,
     RejectedCode.BUDGET_EXHAUSTED: ViolationCode.OPERATIONS_MAX,
+    RejectedCode.BRIDGE_REFUSED: ViolationCode.BRIDGE_DENIED,
     RejectedCode.NOT_AUTHORIZED: ViolationCode.NOT_AUTHORIZED,
     RejectedCode.PROTOCOL: ViolationCode.PROTOCOL,
     RejectedCode.UNSUPPORTED: ViolationCode.PROTOCOL,

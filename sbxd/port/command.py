@@ -98,7 +98,8 @@ class Usage(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """What the command used; None where this host cannot measure it.
 
     workspace_bytes, workspace_inodes: in use after it. workspace_bytes_peak: the most that a
-    reading has shown while it ran.
+    reading has shown while it ran. disk_written_bytes: sent to the disk by the end of the command;
+    what still waits in the page cache then is not in it, nor what was never to reach a disk.
     """
 
     cpu_ms: int | None = None
@@ -107,6 +108,7 @@ class Usage(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     workspace_bytes: int | None = None
     workspace_inodes: int | None = None
     workspace_bytes_peak: int | None = None
+    disk_written_bytes: int | None = None
 
 
 class ExecutionResult(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

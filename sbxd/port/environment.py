@@ -18,6 +18,7 @@ from sbxd.port.ids import EnvironmentIdField, LeaseEpochField, RunIdField, Tenan
 from sbxd.port.limits import EnvironmentBudgets, ResourceLimits
 
 WORKSPACE_ROOT = PurePosixPath("/workspace")
+BRIDGE_SOCKET_PATH = "/dev/sbx-bridge"
 
 ImageDigestField = Annotated[str, Meta(pattern=r"^sha256:[0-9a-f]{64}\Z")]
 EnvironmentNameField = Annotated[str, Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,127}\Z")]
@@ -25,7 +26,11 @@ EnvironmentValueField = Annotated[str, Meta(max_length=32_768, pattern=r"^[^\x00
 
 
 class BridgeEndpoint(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The orchestration bridge of one turn: a socket inside the environment and its token."""
+    """The orchestration bridge of one turn: a socket inside the environment and its token.
+
+    socket_path: BRIDGE_SOCKET_PATH; another is refused. token: of the worker's making, from at
+    least 128 bits of chance, and for this environment alone.
+    """
 
     socket_path: Annotated[str, Meta(pattern=r"^/[^\x00]{1,106}\Z")]
     token: Annotated[str, Meta(min_length=16, max_length=256)]

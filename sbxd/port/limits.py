@@ -1,8 +1,8 @@
 """The limits and budgets of one environment.
 
-Invariant: no field has a default here. A limit that is forgotten is a decoding error and never
-"unlimited"; defaults and ceilings belong to the configuration (S1, "Resource limits, as
-numbers").
+Invariant: no limit of a specification has a default here. One that is forgotten is a decoding
+error and never "unlimited"; defaults and ceilings belong to the configuration (S1, "Resource
+limits, as numbers").
 """
 
 from typing import Annotated
@@ -40,3 +40,13 @@ class EnvironmentBudgets(Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     operations_max: Annotated[int, Meta(ge=1, le=10**9)]
     returned_bytes_max: Annotated[int, Meta(ge=1, le=2**50)]
     wall_seconds_max: Annotated[int, Meta(ge=1, le=604_800)]
+
+
+class IoCeilings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What each environment may ask of the disk that holds the workspaces, per second; None is no
+    ceiling. The operator's and in no specification: what a disk can give is the host's to know."""
+
+    read_bytes: Annotated[int, Meta(ge=4096, le=2**50)] | None = None
+    write_bytes: Annotated[int, Meta(ge=4096, le=2**50)] | None = None
+    read_operations: Annotated[int, Meta(ge=1, le=2**31)] | None = None
+    write_operations: Annotated[int, Meta(ge=1, le=2**31)] | None = None

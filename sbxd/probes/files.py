@@ -111,7 +111,8 @@ answer({
 )
 
 _NODES = (
-    "fd:l full:c1.7 null:c1.3 random:c1.8 shm:d stderr:l stdin:l stdout:l urandom:c1.9 zero:c1.5"
+    "fd:l full:c1.7 null:c1.3 random:c1.8 sbx-bridge:s shm:d stderr:l stdin:l stdout:l "
+    "urandom:c1.9 zero:c1.5"
 )
 _NO_DEVICES = (
     "kmsg", "mem", "kvm", "net/tun", "fuse", "vhost-net", "userfaultfd", "loop0", "loop-control",

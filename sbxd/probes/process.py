@@ -156,12 +156,40 @@ def until(make):
         for each in made:
             os.close(each)
 
+def in_flight():
+    pair = socket.socketpair()
+    pair[0].setblocking(False)
+    socket.send_fds(pair[0], [b"x"], [0] * 253)
+    pairs.append(pair)
+    return os.open("/dev/null", os.O_RDONLY)
+
+
+def timers():
+    made = ctypes.c_int()
+    for _ in range(100000):
+        outcome = syscall(222, 0, None, ctypes.byref(made))
+        if outcome != "ok":
+            return outcome
+    return "no bound"
+
+
+def watcher():
+    number = libc.inotify_init()
+    if number < 0:
+        raise OSError(ctypes.get_errno(), "inotify_init")
+    return number
+
+
+pairs = []
 soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
 answer({
     "files": until(lambda: os.open("/dev/null", os.O_RDONLY)),
     "memory files": until(lambda: os.memfd_create("x")),
     "sockets": until(lambda: socket.socket().detach()),
     "directories": until(lambda: os.open("/", os.O_PATH)),
+    "watchers": until(watcher),
+    "descriptors in flight": until(in_flight),
+    "timers": timers(),
     "queue": syscall(240, b"queue", 0o102, 0o600, 0),
     "limit": "bounded" if 0 < soft <= hard <= 1 << 20 else f"{soft} {hard}",
     "/etc/passwd": attempt(open, "/etc/passwd"),
@@ -169,6 +197,9 @@ answer({
 """,
     inside={
         **dict.fromkeys(("files", "memory files", "sockets", "directories"), frozenset({"EMFILE"})),
+        "watchers": frozenset({"EMFILE"}),
+        "descriptors in flight": frozenset({"ETOOMANYREFS"}),
+        "timers": frozenset({"EAGAIN"}),
         "queue": frozenset({"ENOSYS"}),  # POSIX queues are the kernel's memory
         "limit": frozenset({"bounded"}),
     },

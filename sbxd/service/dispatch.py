@@ -39,6 +39,7 @@ from sbxd.service.egress import OperatorEgress, answer
 from sbxd.service.exchange import Exchange, TooManyEntries
 from sbxd.settings import Settings
 from sbxd.wire import messages as m
+from sbxd.wire.descriptions import EnvironmentInfo, ImageInfo, PostureItem
 from sbxd.wire.egress import EgressCheck, EgressShow
 
 STDIN_BYTES_TOTAL = 256 * 1024 * 1024
@@ -56,9 +57,9 @@ class Images(Protocol):
         chunks: AsyncIterator[bytes],
         expected_digest: str | None,
         label: str,
-    ) -> m.ImageInfo: ...
+    ) -> ImageInfo: ...
 
-    async def list(self) -> tuple[m.ImageInfo, ...]: ...
+    async def list(self) -> tuple[ImageInfo, ...]: ...
 
     async def remove(self, digest: str) -> None: ...
 
@@ -194,6 +195,7 @@ class Dispatch:
                 msgspec.structs.replace(command, stdin=stdin),
                 cancelled=exchange.end_by_event(),
                 on_output=exchange.send_output,
+                bridge=exchange.bridge if request.bridge else None,
             )
         await exchange.send_entries(result.files_changed)
         return m.Executed(
@@ -301,7 +303,7 @@ class Dispatch:
         posture = description.posture
         if description.quarantined:
             posture += (
-                m.PostureItem(
+                PostureItem(
                     name="quarantine",
                     state="degraded",
                     detail=f"not proven stopped: {', '.join(description.quarantined)}",
@@ -403,10 +405,10 @@ def _verb(request: m.AnyRequest) -> str:
 
 
 def _page(
-    infos: Sequence[m.EnvironmentInfo], *, skip: int
-) -> tuple[tuple[m.EnvironmentInfo, ...], bool]:
+    infos: Sequence[EnvironmentInfo], *, skip: int
+) -> tuple[tuple[EnvironmentInfo, ...], bool]:
     """As many infos from `skip` on as a frame holds, and whether there are more."""
-    page: list[m.EnvironmentInfo] = []
+    page: list[EnvironmentInfo] = []
     size = 0
     for info in infos[skip:]:
         entry = _shortened(info)
@@ -417,7 +419,7 @@ def _page(
     return tuple(page), skip + len(page) < len(infos)
 
 
-def _shortened(info: m.EnvironmentInfo) -> m.EnvironmentInfo:
+def _shortened(info: EnvironmentInfo) -> EnvironmentInfo:
     """With a running argv that is for reading, not for running again."""
     if info.running_argv is None:
         return info

@@ -12,6 +12,7 @@ import msgspec
 import trio
 
 from sbxd.port.command import FileChange
+from sbxd.service.bridge import BridgeExchange
 from sbxd.service.outgoing import Outgoing
 from sbxd.wire.connection import ServerConnection
 from sbxd.wire.errors import LocalProtocolError
@@ -43,6 +44,7 @@ class Exchange:
         self.request_id = request_id
         self.cancelled = trio.Event()
         self.scope = trio.CancelScope()
+        self.bridge = BridgeExchange(request_id, connection, outgoing)
         self._connection = connection
         self._outgoing = outgoing
         self._uploaded: deque[bytes] = deque()

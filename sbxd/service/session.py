@@ -159,6 +159,12 @@ class Session:
                     self._exchanges[request_id].take_upload(data)
                 case m.Credit(request_id=request_id):
                     self._exchanges[request_id].take_credit()
+                case m.BridgeFrame(request_id=request_id, data=data):
+                    self._exchanges[request_id].bridge.take_frame(data)
+                case m.BridgeCredit(request_id=request_id):
+                    self._exchanges[request_id].bridge.take_credit()
+                case m.BridgeClose(request_id=request_id):
+                    self._exchanges[request_id].bridge.take_close()
                 case m.Cancel(request_id=request_id):
                     self._exchanges[request_id].cancel()
                 case m.Ping(token=token):

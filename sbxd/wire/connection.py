@@ -16,6 +16,7 @@ from typing import Final, Generic, TypeVar
 import msgspec
 
 from sbxd.wire import messages as m
+from sbxd.wire.bridge import BridgeState, Party
 from sbxd.wire.errors import LocalProtocolError, RemoteProtocolError
 from sbxd.wire.framing import FrameDecoder, encode_frame
 from sbxd.wire.legality import (
@@ -44,7 +45,7 @@ class Pause(Enum):
 NEED_DATA: Final = Pause.NEED_DATA
 CLOSED: Final = Pause.CLOSED
 
-WorkerMessage = m.WorkerRequest | m.Upload | m.Cancel | m.Credit | m.Ping | m.Pong
+WorkerMessage = m.WorkerRequest | m.Upload | m.Cancel | m.Credit | m.BridgeMessage | m.Ping | m.Pong
 AdminMessage = WorkerMessage | m.AdminRequest
 GreetingReply = m.Welcome | m.Goodbye
 
@@ -104,6 +105,18 @@ class _Connection(Generic[Received, Sent]):
         if self._us is Sender.SERVER:
             return min(entry.download_window, entry.download_left)
         return min(entry.upload_window, entry.upload_left)
+
+    def bridge_state(self, request_id: int) -> BridgeState:
+        """The state of a request's bridge; OVER for one that is DONE or asked for none."""
+        entry = self._ledger.requests.get(request_id)
+        return BridgeState.OVER if entry is None or entry.bridge is None else entry.bridge.state
+
+    def bridge_credit_bytes(self, request_id: int) -> int:
+        """How much the frames may cost that we send over a request's bridge now."""
+        entry = self._ledger.requests.get(request_id)
+        if entry is None or entry.bridge is None:
+            return 0
+        return entry.bridge.window[Party(self._us.value)]
 
     def bytes_owed(self, request_id: int) -> int:
         """How many bytes of chunks this side may still send for a request, with credit or

@@ -23,7 +23,9 @@ server says nothing about a request.
 
 Guards, beside the tables: at most `requests_max` requests are open; chunks are not empty, stay
 within the credit of their direction and within what was announced or asked; credit returns
-nothing that was not taken; one Ping at a time is unanswered in each direction.
+nothing that was not taken; one Ping at a time is unanswered in each direction. The messages of a
+bridge have a machine and guards of their own (`sbxd.wire.bridge`), and none without being asked
+for by Execute.
 """
 
 from dataclasses import dataclass
@@ -31,6 +33,7 @@ from enum import StrEnum
 from typing import Final
 
 from sbxd.wire import messages as m
+from sbxd.wire.bridge import BridgeAccount, IllegalBridge, Party
 from sbxd.wire.egress import EgressCheck, EgressChecked, EgressShow, EgressShown
 
 ENTRIES_MAX = 100_000
@@ -121,15 +124,26 @@ TERMINAL_REPLIES: Final[dict[MessageType, frozenset[MessageType]]] = {
     EgressCheck: FAILURES | {EgressChecked},
     EgressShow: FAILURES | {EgressShown},
 }
+_BRIDGE_STREAM: Final[frozenset[MessageType]] = frozenset(
+    {m.BridgeOpened, m.BridgeFrame, m.BridgeClosed}
+)
 STREAM_REPLIES: Final[dict[MessageType, frozenset[MessageType]]] = {
-    m.Execute: frozenset({m.Output, m.Entries}),
+    m.Execute: frozenset({m.Output, m.Entries, *_BRIDGE_STREAM}),
     m.WorkspaceRead: frozenset({m.Content}),
     m.WorkspaceList: frozenset({m.Entries}),
 }
 ALL_TERMINAL: Final[frozenset[MessageType]] = frozenset().union(*TERMINAL_REPLIES.values())
 ALL_STREAM: Final[frozenset[MessageType]] = frozenset().union(*STREAM_REPLIES.values())
 
-_IN_REQUEST: Final[frozenset[MessageType]] = frozenset({m.Upload, m.Cancel, m.Credit})
+_BRIDGE_OF_CLIENT: Final[frozenset[MessageType]] = frozenset(
+    {m.BridgeFrame, m.BridgeCredit, m.BridgeClose}
+)
+# What moves a request's bridge (`sbxd.wire.bridge`).
+BRIDGE: Final[frozenset[MessageType]] = _BRIDGE_OF_CLIENT | _BRIDGE_STREAM
+_NO_MESSAGES: Final[frozenset[MessageType]] = frozenset()
+_IN_REQUEST: Final[frozenset[MessageType]] = frozenset(
+    {m.Upload, m.Cancel, m.Credit, *_BRIDGE_OF_CLIENT}
+)
 
 
 def _stay(
@@ -155,7 +169,10 @@ CONNECTION_TABLE: Final[dict[Sender, dict[ConnectionState, dict[MessageType, Con
             m.Goodbye: ConnectionState.CLOSING,
         },
         ConnectionState.READY: {
-            **_stay(ConnectionState.READY, ALL_TERMINAL | ALL_STREAM | {m.Credit, m.Ping, m.Pong}),
+            **_stay(
+                ConnectionState.READY,
+                ALL_TERMINAL | ALL_STREAM | {m.Credit, m.BridgeCredit, m.Ping, m.Pong},
+            ),
             m.Goodbye: ConnectionState.CLOSING,
         },
         ConnectionState.CLOSING: {},
@@ -164,8 +181,10 @@ CONNECTION_TABLE: Final[dict[Sender, dict[ConnectionState, dict[MessageType, Con
 
 
 def _server_in(state: RequestState) -> dict[MessageType, RequestState]:
+    bridge = _NO_MESSAGES if state is RequestState.UPLOADING else BRIDGE
     return {
-        **dict.fromkeys(ALL_STREAM | {m.Credit}, state),
+        **dict.fromkeys((ALL_STREAM - BRIDGE) | {m.Credit}, state),
+        **dict.fromkeys(bridge & (ALL_STREAM | {m.BridgeCredit}), state),
         **dict.fromkeys(ALL_TERMINAL, RequestState.DONE),
     }
 
@@ -177,8 +196,13 @@ REQUEST_TABLE: Final[dict[Sender, dict[RequestState, dict[MessageType, RequestSt
             m.Cancel: RequestState.CANCELLED,
             m.Credit: RequestState.UPLOADING,
         },
-        RequestState.OPEN: {m.Cancel: RequestState.CANCELLED, m.Credit: RequestState.OPEN},
-        RequestState.CANCELLED: {m.Credit: RequestState.CANCELLED},
+        RequestState.OPEN: {
+            m.Cancel: RequestState.CANCELLED,
+            **dict.fromkeys(_BRIDGE_OF_CLIENT | {m.Credit}, RequestState.OPEN),
+        },
+        RequestState.CANCELLED: dict.fromkeys(
+            (m.Credit, m.BridgeCredit, m.BridgeClose), RequestState.CANCELLED
+        ),
         # Crossed with the terminal reply on its way: dropped by the receiver.
         RequestState.DONE: dict.fromkeys(_IN_REQUEST, RequestState.DONE),
     },
@@ -207,7 +231,8 @@ class RequestEntry:
     """The account of one open request, the same on both sides.
 
     upload_left, download_left: bytes that may still come in total. upload_window,
-    download_window: bytes of credit. entries_left: entries that may still be listed.
+    download_window: bytes of credit. entries_left: entries that may still be listed. bridge: of an
+    Execute that asked for it.
     """
 
     kind: MessageType
@@ -217,6 +242,7 @@ class RequestEntry:
     entries_left: int
     upload_window: int = m.INITIAL_CREDIT_BYTES
     download_window: int = m.INITIAL_CREDIT_BYTES
+    bridge: BridgeAccount | None = None
 
 
 class Ledger:
@@ -283,6 +309,7 @@ class Ledger:
             upload_left=upload,
             download_left=download,
             entries_left=ENTRIES_MAX,
+            bridge=BridgeAccount() if getattr(request, "bridge", False) else None,
         )
         self.highest_request_id = request.request_id
 
@@ -318,7 +345,9 @@ class Ledger:
                 raise IllegalMessage(f"{kind.__name__} is no answer to {entry.kind.__name__}")
             del self.requests[request_id]
             return Disposition.APPLIED
-        if isinstance(message, m.Upload):
+        if kind in BRIDGE:
+            _bridge(entry, sender, message)
+        elif isinstance(message, m.Upload):
             _upload(entry, len(message.data))
             next_state = entry.state
         elif isinstance(message, m.Output | m.Content):
@@ -351,6 +380,15 @@ def _download(entry: RequestEntry, size: int) -> None:
         raise IllegalMessage("a chunk exceeds its credit")
     entry.download_left -= size
     entry.download_window -= size
+
+
+def _bridge(entry: RequestEntry, sender: Sender, message: m.Message) -> None:
+    if entry.bridge is None:
+        raise IllegalMessage(f"{type(message).__name__} within a request that asked for no bridge")
+    try:
+        entry.bridge.enter(Party(sender.value), message)
+    except IllegalBridge as error:
+        raise IllegalMessage(str(error)) from None
 
 
 def _credit(entry: RequestEntry, sender: Sender, size: int) -> None:

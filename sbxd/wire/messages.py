@@ -12,7 +12,6 @@ end with exactly one terminal message for the request.
 File names and arguments are bytes on the wire: they need not be UTF-8.
 """
 
-from datetime import datetime
 from enum import StrEnum
 from typing import Annotated
 
@@ -33,6 +32,7 @@ from sbxd.port.errors import EscapeCode, RejectedCode, UnavailableCode, Workspac
 from sbxd.port.ids import EnvironmentIdField
 from sbxd.port.limits import ResourceLimits
 from sbxd.port.workspace import WorkspaceProvenance
+from sbxd.wire.descriptions import EnvironmentInfo, ImageInfo, PostureItem
 from sbxd.wire.egress import EgressReply, EgressRequest
 from sbxd.wire.message import Message as Message
 from sbxd.wire.message import Request as Request
@@ -42,12 +42,16 @@ PROTOCOL_VERSION = 1
 FRAME_BYTES_MAX = 1024 * 1024
 CHUNK_BYTES_MAX = 256 * 1024
 INITIAL_CREDIT_BYTES = 1024 * 1024
+BRIDGE_FRAME_BYTES_MAX = 256 * 1024
+BRIDGE_CREDIT_BYTES = 1024 * 1024
+BRIDGE_FRAME_COST_BYTES = 64  # of credit, beside its length
 REQUESTS_IN_FLIGHT_MAX = 64
 WORKSPACE_FILE_BYTES_MAX = 2**40
 PATH_BYTES_MAX = 4096
 
 PathField = Annotated[bytes, Meta(max_length=PATH_BYTES_MAX)]
 ChunkField = Annotated[bytes, Meta(max_length=CHUNK_BYTES_MAX)]
+BridgeDataField = Annotated[bytes, Meta(max_length=BRIDGE_FRAME_BYTES_MAX)]
 
 # --- greeting ---------------------------------------------------------------------------------
 
@@ -110,9 +114,13 @@ class WireCommand(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
 
 
 class Execute(Request, frozen=True, tag="execute", kw_only=True):
+    """bridge: this client serves the environment's bridge while the command runs. Without it the
+    command gets neither the socket's path nor the token, and nobody listens."""
+
     handle: EnvironmentHandle
     command: WireCommand
     stdin_bytes: Annotated[int, Meta(ge=0, le=STDIN_BYTES_MAX)] = 0
+    bridge: bool = False
 
 
 class Destroy(Request, frozen=True, tag="destroy", kw_only=True):
@@ -210,6 +218,26 @@ class Credit(Message, frozen=True, tag="credit", kw_only=True):
     size_bytes: Annotated[int, Meta(ge=1, le=INITIAL_CREDIT_BYTES)]
 
 
+class BridgeFrame(Message, frozen=True, tag="bridge_frame", kw_only=True):
+    """One frame over the bridge, opaque to the daemon. Sent in both directions."""
+
+    request_id: RequestIdField
+    data: BridgeDataField
+
+
+class BridgeCredit(Message, frozen=True, tag="bridge_credit", kw_only=True):
+    """The receiver of frames has taken so much of what they cost. Sent in both directions."""
+
+    request_id: RequestIdField
+    size_bytes: Annotated[int, Meta(ge=1, le=BRIDGE_CREDIT_BYTES)]
+
+
+class BridgeClose(Message, frozen=True, tag="bridge_close", kw_only=True):
+    """The client sends no more frames: the program reads the end of the stream."""
+
+    request_id: RequestIdField
+
+
 class Ping(Message, frozen=True, tag="ping", kw_only=True):
     token: int
 
@@ -237,6 +265,29 @@ class Content(Message, frozen=True, tag="content", kw_only=True):
 
     request_id: RequestIdField
     data: ChunkField
+
+
+class BridgeOpened(Message, frozen=True, tag="bridge_opened", kw_only=True):
+    """A program of the command has presented the token. At most once in a request."""
+
+    request_id: RequestIdField
+
+
+class BridgeEnd(StrEnum):
+    """ENDED: by the program. FRAME_ILLEGAL: an empty, too long or cut one. TURN_BYTES: more, in
+    either direction, than a turn may carry. BUDGET: more than the environment may return."""
+
+    ENDED = "ENDED"
+    FRAME_ILLEGAL = "FRAME_ILLEGAL"
+    TURN_BYTES = "TURN_BYTES"
+    BUDGET = "BUDGET"
+
+
+class BridgeClosed(Message, frozen=True, tag="bridge_closed", kw_only=True):
+    """The program sends no more frames. After ENDED it may still read the client's."""
+
+    request_id: RequestIdField
+    reason: BridgeEnd
 
 
 class WireChange(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -330,38 +381,6 @@ class Cancelled(Message, frozen=True, tag="cancelled", kw_only=True):
     request_id: RequestIdField
 
 
-class EnvironmentInfo(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """One live environment as an operator sees it."""
-
-    handle: EnvironmentHandle
-    state: str
-    image_digest: str
-    limits: ResourceLimits
-    owner_uid: int
-    commands_run: int
-    running_argv: tuple[bytes, ...] | None
-    usage: Usage
-    scope: str
-
-
-class ImageInfo(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    digest: str
-    label: str
-    aliases: tuple[str, ...]
-    size_bytes: int
-    imported_at: datetime
-    in_use: int
-
-
-class PostureItem(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """One thing that this host can or cannot enforce, and the exact fix when it cannot."""
-
-    name: str
-    state: Annotated[str, Meta(pattern=r"^(ok|degraded|missing|not_checked)\Z")]
-    detail: str
-    fix: str = ""
-
-
 class Described(Message, frozen=True, tag="described", kw_only=True):
     request_id: RequestIdField
     version: str
@@ -415,7 +434,8 @@ WorkerRequest = (
 ImageRequest = ImageImport | ImageList | ImageRemove
 AdminRequest = AdminDescribe | AdminList | AdminInspect | ImageRequest | Reconcile | EgressRequest
 AnyRequest = WorkerRequest | AdminRequest
-ClientMessage = Hello | AnyRequest | Upload | Cancel | Credit | Ping | Pong
+BridgeMessage = BridgeFrame | BridgeCredit | BridgeClose
+ClientMessage = Hello | AnyRequest | Upload | Cancel | Credit | BridgeMessage | Ping | Pong
 TerminalReply = (
     Provisioned
     | Executed
@@ -436,5 +456,17 @@ TerminalReply = (
     | EgressReply
 )
 ServerMessage = (
-    Welcome | Goodbye | Output | Content | Entries | Credit | Ping | Pong | TerminalReply
+    Welcome
+    | Goodbye
+    | Output
+    | Content
+    | Entries
+    | Credit
+    | BridgeOpened
+    | BridgeFrame
+    | BridgeCredit
+    | BridgeClosed
+    | Ping
+    | Pong
+    | TerminalReply
 )

@@ -16,7 +16,7 @@ from sbxd.audit.events import (
     RequestRejected,
 )
 from sbxd.audit.journald import JournaldSink
-from sbxd.audit.registry import ALL_EVENT_TYPES
+from sbxd.audit.vocabulary import EVENT_TYPES
 from sbxd.policy.timeouts import TimeoutBound
 from sbxd.policy.violations import ViolationCode
 from sbxd.port.errors import RejectedCode
@@ -130,4 +130,4 @@ def test_the_catalog_is_read_by_the_journals_own_tool(tmp_path: Path) -> None:
         timeout=30,
     )
     listed = {line.partition(" ")[0] for line in done.stdout.splitlines() if " sbxd: " in line}
-    assert listed == {kind.MESSAGE_ID for kind in ALL_EVENT_TYPES}
+    assert listed == {kind.MESSAGE_ID for kind in EVENT_TYPES}

@@ -25,9 +25,9 @@ RUN_ELSEWHERE = {
 HEAD = """# Cases
 
 Attacks and failures that an environment is to withstand, and the tests that try them. ESC is
-escape, KRN the kernel's surface, RES resources, FS files, EGR destinations. This page is generated
-from the marks of the tests and the probes of `sbxd/probes`; `tests/cases/table.py` says what is
-not covered.
+escape, KRN the kernel's surface, RES resources, FS files, EGR destinations, EXP export and
+artifacts. This page is generated from the marks of the tests and the probes of `sbxd/probes`;
+`tests/cases/table.py` says what is not covered.
 
 | case | about | tests | not covered |
 |---|---|---|---|
@@ -86,8 +86,8 @@ def test_a_mark_is_found_where_it_is_and_only_there() -> None:
     assert list(marks(ast.parse(text))) == [("A-1", "test_x"), ("A-2", "test_x")]
 
 
-def test_ids_are_of_the_five_families() -> None:
-    assert all(re.fullmatch(r"(ESC|KRN|RES|FS|EGR)-\d\d", case) for case in CASES)
+def test_ids_are_of_the_families() -> None:
+    assert all(re.fullmatch(r"(ESC|KRN|RES|FS|EGR|EXP)-\d\d", case) for case in CASES)
 
 
 if __name__ == "__main__":

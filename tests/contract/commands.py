@@ -5,11 +5,13 @@ the fake's script answers. The suite sees only the protocol.
 """
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Protocol
 
 from sbxd.fake.script import Answer, Invocation, Outcome, Script
 
 Argv = tuple[str, ...]
+EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 class Commands(Protocol):
@@ -41,6 +43,10 @@ class Commands(Protocol):
     def print_environment(self) -> Argv: ...
 
     def print_directory(self) -> Argv: ...
+
+    def call_bridge(self, *frames: str) -> Argv:
+        """Call with each frame, then write the answers; without a bridge, exit with 1."""
+        ...
 
 
 class RealCommands:
@@ -121,6 +127,19 @@ class RealCommands:
     def print_directory(self) -> Argv:
         return self._python("print(os.getcwd(), end='')")
 
+    def call_bridge(self, *frames: str) -> Argv:
+        client = (EXAMPLES / "bridge_client.py").read_text().partition("if __name__")[0]
+        return self._python(
+            f"{client}\n"
+            "try:\n"
+            "    bridge = Bridge()\n"
+            "except OSError as problem:\n"
+            "    sys.exit(f'{problem}')\n"
+            "answers = [bridge.call(word.encode()) for word in sys.argv[1:]]\n"
+            "sys.stdout.buffer.write(b''.join(answers))",
+            *frames,
+        )
+
 
 class ScriptedCommands:
     """Verbs, and the script that answers them."""
@@ -142,6 +161,7 @@ class ScriptedCommands:
                 "print_arguments",
                 "print_environment",
                 "print_directory",
+                "call_bridge",
             )
         }
         return Script(by_program=answers)
@@ -225,6 +245,12 @@ class ScriptedCommands:
     def _answer_print_environment(self, call: Invocation) -> Outcome:
         pairs = (f"{name}={value}\0" for name, value in call.environment.items())
         return Outcome(stdout=_raw("".join(pairs)))
+
+    def call_bridge(self, *frames: str) -> Argv:
+        return ("call_bridge", *frames)
+
+    def _answer_call_bridge(self, call: Invocation) -> Outcome:
+        return Outcome(bridge=tuple(frame.encode() for frame in call.argv[1:]))
 
     def print_directory(self) -> Argv:
         return ("print_directory",)

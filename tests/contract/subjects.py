@@ -4,19 +4,25 @@ import hashlib
 import secrets
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import msgspec
 import trio
 
 from sbxd.client.admin import connect_admin
+from sbxd.client.bridge import BridgeHandler
 from sbxd.client.remote import Hooks, RemoteExecutionEnvironment, connect
 from sbxd.client.workspace import RemoteWorkspace
 from sbxd.fake.environment import FakeExecutionEnvironment
 from sbxd.port.command import ChangeKind, ExecutionCommand, ExecutionResult, FileChange
 from sbxd.port.egress import DENY_ALL
-from sbxd.port.environment import EnvironmentHandle, EnvironmentSpec, ExecutionEnvironment
+from sbxd.port.environment import (
+    BridgeEndpoint,
+    EnvironmentHandle,
+    EnvironmentSpec,
+    ExecutionEnvironment,
+)
 from sbxd.port.ids import RunId, TenantId
 from sbxd.port.limits import MIB, ResourceLimits
 from sbxd.port.workspace import WorkspaceHandle
@@ -90,6 +96,7 @@ class Subject:
         run: str | None = None,
         epoch: int = 1,
         image_digest: str | None = None,
+        bridge: BridgeEndpoint | None = None,
     ) -> EnvironmentSpec:
         """A specification of a run of its own."""
         self.runs += 1
@@ -101,8 +108,17 @@ class Subject:
             limits=LIMITS,
             egress=DENY_ALL,
             environment={},
-            bridge=None,
+            bridge=bridge,
         )
+
+    def with_bridge(self, handler: BridgeHandler) -> "Subject":
+        """The same subject; what it executes has the bridge, with this handler."""
+        environment = self.environment
+        if isinstance(environment, FakeExecutionEnvironment):
+            return replace(self, environment=environment.with_bridge(handler))
+        assert isinstance(environment, RemoteExecutionEnvironment)
+        hooks = replace(environment.hooks, bridge=handler)
+        return replace(self, environment=environment.with_hooks(hooks))
 
     @asynccontextmanager
     async def provisioned(self) -> AsyncIterator[EnvironmentHandle]:

@@ -52,8 +52,8 @@ async def echo(stream: trio.SocketStream) -> None:
 @asynccontextmanager
 async def proxied() -> AsyncIterator[World]:
     """The real proxy, before a server that answers."""
-    settings = {"head_seconds": 1, "tunnels_max": TUNNELS_MAX, "denials_per_second": 1000}
-    async with open_world(**settings) as here, trio.open_nursery() as nursery:
+    opened = open_world(head_seconds=1, tunnels_max=TUNNELS_MAX, denials_per_second=1000)
+    async with opened as here, trio.open_nursery() as nursery:
 
         async def serve() -> None:
             while True:

@@ -70,7 +70,12 @@ LAYERS = (
     Layer("sbxd.fake", PURE, ("msgspec", "anyio"), SPAWNING),
     Layer("sbxd.tools", (*PURE, "sbxd.client", "sbxd.artifacts"), ("msgspec", "anyio", "mcp"),
           SPAWNING),
-    Layer("sbxd.artifacts", PURE, ("msgspec", "anyio", "aiosqlite", "psycopg"), SPAWNING),
+    Layer("sbxd.artifacts", PURE, ("msgspec", "anyio"), SPAWNING),
+    Layer("sbxd.artifacts.metadata_sqlite", (*PURE, "sbxd.artifacts"), ("anyio", "aiosqlite"),
+          SPAWNING),
+    Layer("sbxd.artifacts.metadata_postgres", (*PURE, "sbxd.artifacts"), ("anyio", "psycopg"),
+          SPAWNING),
+    Layer("sbxd.worker_cli", (*PURE, "sbxd.artifacts"), ("msgspec", "anyio", "click"), SPAWNING),
     # The daemon.
     Layer("sbxd.config", PURE, ("msgspec",), SPAWNING),
     Layer("sbxd.audit", PURE, ("msgspec", "trio"), SPAWNING),
@@ -116,11 +121,12 @@ LAYERS = (
     # What runs inside an environment and tries things: a program of its own.
     Layer("sbxd.probes"),
     # The operator's side. doctor and image building may run programs.
-    Layer("sbxctl", (*PURE, "sbxd.client", "sbxd.probes"), ("msgspec", "anyio", "trio", "click", "rich")),
+    Layer("sbxctl", (*PURE, "sbxd.client", "sbxd.probes"),
+          ("msgspec", "anyio", "trio", "click", "rich")),
 )  # fmt: skip
 
 # The packages that a worker imports; nothing of the other side may come with them.
-WORKER = ("sbxd.client", "sbxd.fake", "sbxd.tools", "sbxd.artifacts", *PURE)
+WORKER = ("sbxd.client", "sbxd.fake", "sbxd.tools", "sbxd.artifacts", "sbxd.worker_cli", *PURE)
 # One module of `fake` is the daemon's: `sandbox = "fake"`.
 DAEMON_PART_OF_FAKE = "sbxd.fake.service"
 FORBIDDEN_TO_WORKERS = (
@@ -264,8 +270,12 @@ def loaded_by(*names: str) -> set[str]:
 
 
 def test_importing_the_workers_packages_loads_no_runtime_and_nothing_of_the_daemon() -> None:
-    loaded = loaded_by("sbxd.client", "sbxd.fake", "sbxd.port", "sbxd.policy", "sbxd.wire")
+    loaded = loaded_by(
+        *("sbxd.client", "sbxd.fake", "sbxd.artifacts", "sbxd.worker_cli"),
+        *("sbxd.port", "sbxd.policy", "sbxd.wire"),
+    )
     assert {"sbxd.client.remote", "sbxd.fake.environment", "anyio"} <= loaded
+    assert {"sbxd.artifacts.metadata_postgres", "sbxd.worker_cli.artifacts"} <= loaded
     # anyio itself loads `subprocess`; what our own modules name is the walk's business above.
     forbidden = tuple(each for each in FORBIDDEN_TO_WORKERS if each not in SPAWNING)
     assert sorted(name for name in loaded if within(name, forbidden)) == []

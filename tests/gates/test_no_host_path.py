@@ -22,6 +22,7 @@ from sbxctl.__main__ import DEFAULT_SOCKET
 from sbxd.port import (
     artifact,
     command,
+    credentials,
     egress,
     environment,
     errors,
@@ -35,7 +36,9 @@ from tests.gates.source import Module, aliases, called, dotted, literals, load
 
 pytestmark = pytest.mark.gate("gate.sandbox.spec_has_no_host_path")
 
-PORT_MODULES = (artifact, command, egress, environment, errors, ids, limits, workspace, messages)
+PORT_MODULES = (
+    artifact, command, credentials, egress, environment, errors, ids, limits, workspace, messages,
+)  # fmt: skip
 
 # Words of a field's name that stand for something of the host.
 HOST_WORDS = frozenset(
@@ -63,6 +66,7 @@ FIELD_EXCEPTIONS = {
 # What is raised or sent across the port, and what a mechanism hands to the layer that does.
 ERRORS = frozenset(
     {
+        "ArtifactIntegrityError", "ArtifactRejected", "ArtifactUnavailable",
         "BudgetExhausted", "CommandNotStarted", "EscapeSuspected", "ExecutionRejected",
         "ExecutionUnavailable",
         "Failed", "MechanismError", "Rejected", "RunBudgetTooLow", "RunFailed",
@@ -96,6 +100,7 @@ INSIDE = "inside the environment: "
 DOCTOR = "doctor reads the host's kernel, and tells an operator where: "
 # (module, how the literal starts) -> why it may be there.
 LITERAL_EXCEPTIONS = {
+    ("sbxd.worker_cli.config", "/etc/sbxd/worker.toml"): "the worker tier's own configuration",
     ("sbxd.jail.build", "/dev/null"): "init's own stdin, before it has a root of its own",
     ("sbxd.jail.mounts", "/dev/"): "the host's device nodes, cloned one by one into the new /dev",
     ("sbxd.jail.mounts", "/proc/self/fd"): INSIDE + "what /dev/fd points to",
@@ -103,6 +108,7 @@ LITERAL_EXCEPTIONS = {
     ("sbxd.jail.workload", "/proc/self/oom_score_adj"): INSIDE + "the child's own /proc",
     ("sbxd.policy.child_environment", "/usr/local/sbin:"): INSIDE + "the image's PATH",
     ("sbxd.policy.child_environment", "/tmp"): INSIDE + "TMPDIR",
+    ("sbxd.port.environment", "/dev/sbx-bridge"): INSIDE + "the bridge's socket",
     ("sbxd.probes.files", ""): INSIDE + "what the probes try there",
     ("sbxd.probes.hardening", ""): INSIDE + "what the probes try there",
     ("sbxd.probes.kernel_surface", ""): INSIDE + "what the probes try there",

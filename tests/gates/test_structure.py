@@ -27,6 +27,7 @@ CATCHES_ALL = frozenset({"sbxd.service.session"})
 # Shields, all with a deadline, and why each is needed.
 SHIELDS: Mapping[str, str] = {
     "sbxd.egress.recording": "a record that has begun is kept or known not to be, 5 s at most",
+    "sbxd.artifacts.store": "what a failed or cancelled put has begun is removed",
     "sbxd.client.remote": "a cancelled command's partial output is waited for, 2 s at most",
     "sbxd.lifecycle.finalize": "an end that has begun is finished",
     "sbxd.mechanism.namespaces": "what a cancelled preparation has begun is removed",

@@ -117,10 +117,13 @@ class Environment:
         self.control, self.init, self.steward_channel = control, init, steward
         for end in (control, init, steward):
             end.settimeout(WAIT_SECONDS)
-        raw, self.pidfds, _, _ = socket.recv_fds(control, 65536, 2)
+        raw, descriptors, _, _ = socket.recv_fds(control, 65536, 3)
         self.facts: dict[str, Any] = json.loads(raw)
-        if not self.pidfds:
+        if not descriptors:
             raise LaunchFailed(self.facts)
+        self.pidfds = descriptors[:2]
+        self.bridge = socket.socket(fileno=descriptors[2])
+        self.bridge.settimeout(WAIT_SECONDS)
         self.number = 0
         self.backlog: list[Numbered] = []
         self.python = os.path.realpath(shutil.which("python3", path="/usr/bin") or "")
@@ -314,6 +317,8 @@ def environment(**changes: Any) -> Iterator[Environment]:
             ours[0].send(b"end")
         for end in ours:
             end.close()
+        if built is not None:
+            built.bridge.close()
         for pidfd in built.pidfds if built else ():
             os.close(pidfd)
         try:

@@ -290,9 +290,9 @@ def serve_host(
         "box": tree.box,
         "populated": Path(tree.box, "cgroup.procs").read_text(),
     }
-    socket.send_fds(
-        control, [json.dumps(answer).encode()], [launched.init_pidfd, launched.steward_pidfd]
-    )
+    descriptors = [launched.init_pidfd, launched.steward_pidfd, launched.bridge_fd]
+    socket.send_fds(control, [json.dumps(answer).encode()], descriptors)
+    os.close(launched.bridge_fd)
     while command := control.recv(4096).decode():
         if command == "leaf":
             leaf = tree.leaf()

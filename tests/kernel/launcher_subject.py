@@ -21,7 +21,7 @@ from sbxd.mechanism.namespaces_sandbox import NamespacesSandbox
 from sbxd.mechanism.protocol import CommandExit, CommandSpec, Counters, SlotProfile
 from sbxd.mechanism.running import NamespacesCommand
 from sbxd.port.ids import EnvironmentId
-from sbxd.port.limits import MIB, ResourceLimits
+from sbxd.port.limits import MIB, IoCeilings, ResourceLimits
 
 TAR = Path("/var/cache/sbxd-lab/image.tar")
 ENVIRONMENT = ((b"PATH", b"/usr/bin:/bin"), (b"HOME", b"/workspace"))
@@ -126,10 +126,12 @@ def launcher(
 
 
 @asynccontextmanager
-async def mechanism(subject: Launcher) -> AsyncIterator[NamespacesMechanism]:
+async def mechanism(
+    subject: Launcher, io: IoCeilings | None = None
+) -> AsyncIterator[NamespacesMechanism]:
     """The daemon's side of it, with a bound on everything."""
     with trio.fail_after(4 * WAIT_SECONDS):
-        async with open_namespaces(subject.socket) as opened:
+        async with open_namespaces(subject.socket, io=io) as opened:
             yield opened
 
 

@@ -65,6 +65,7 @@ found = {
     "a raw socket": attempt(socket.socket, socket.AF_INET, socket.SOCK_RAW, 1),
     "a capability": attempt(os.setgroups, [0]),
     "a file of the system": attempt(write, "/etc/planted", b"x"),
+    "a socket with a name": attempt(socket.socket(socket.AF_UNIX).connect, "/run/sbxd/worker.sock"),
 }
 print(json.dumps(found))
 """
@@ -84,6 +85,7 @@ DENIED = {
     "a raw socket": errno.EACCES,
     "a capability": errno.EPERM,
     "a file of the system": errno.EACCES,
+    "a socket with a name": errno.EACCES,
 }
 
 

@@ -228,7 +228,9 @@ def test_a_killed_leaf_ends_its_command_with_the_signal(built: Environment) -> N
     assert running.read() == b"up\n"
     built.kill(running.number)
     assert running.finish().status == -9
-    assert built.pids(running.number) == []
+    deadline = time.monotonic() + 20  # the kill reaches all; init tells of the first alone
+    while built.pids(running.number):
+        assert time.monotonic() < deadline
 
 
 @pytest.mark.case("ESC-12")

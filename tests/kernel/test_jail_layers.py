@@ -5,13 +5,17 @@ mounted writable with a directory that everybody may write to: nothing but the l
 """
 
 import errno
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from tests.kernel.jail_environment import Environment, environment, filter_refusing
 from tests.lab.features import landlock_version
 
+REPOSITORY = Path(__file__).parents[2]
 LABEL = "sbxd-workload"
 PERMISSIVE = filter_refusing(1023).hex()
 
@@ -37,9 +41,13 @@ def own_memory():
         file.seek(ctypes.addressof(place))
         file.write(b"y")
 
+def make_directory():
+    os.mkdir("/elsewhere/directory")
+    os.rmdir("/elsewhere/directory")
+
 found = {
     "write beside the places for it": attempt(write, "/elsewhere/planted", b"x"),
-    "make a directory there": attempt(os.mkdir, "/elsewhere/directory"),
+    "make a directory there": attempt(make_directory),
     "a label of its own for the next program":
         attempt(write, "/proc/self/attr/apparmor/exec", b"exec sbxd-workload"),
     "the same by the thread": attempt(write, "/proc/thread-self/attr/exec", b"exec sbxd-workload"),
@@ -181,6 +189,7 @@ def test_control_without_apparmor_all_of_it_succeeds(bare: Environment) -> None:
     assert found == dict.fromkeys(STOPPED_BY_APPARMOR, 0)
 
 
+@pytest.mark.also("qemu")
 @in_uml
 def test_apparmor_is_in_the_way_of_nothing_that_programs_do(labelled: Environment) -> None:
     found = labelled.script("import json\n" + _uses() + ANSWER).json()
@@ -200,6 +209,29 @@ def test_a_profile_that_is_not_loaded_stops_the_command_before_it_is_one() -> No
         assert (failed.step, failed.errno) == ("take_a_label_on_exec", errno.ENOENT)
 
 
+FALSE_PROC = """
+import os, subprocess
+from sbxd.jail import label
+subprocess.run(["mount", "-t", "tmpfs", "none", "/proc"], check=True)
+folder = f"/proc/{os.getpid()}/attr/apparmor"
+os.makedirs(folder)
+open(f"{folder}/exec", "w").close()
+try:
+    label.set_label_on_exec("sbxd-workload")
+except OSError as problem:
+    print(problem.errno, repr(open(f"{folder}/exec").read()))
+"""
+
+
+@pytest.mark.needs("root", "systemd")
+@pytest.mark.case("ESC-05")
+def test_a_label_is_never_written_to_a_false_proc() -> None:
+    command = ["unshare", "--mount", "--propagation", "private", sys.executable, "-c", FALSE_PROC]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=REPOSITORY)
+    assert done.stdout == f"{errno.EXDEV} ''\n", done.stderr
+
+
+@pytest.mark.also("qemu")
 @with_landlock
 def test_landlock_stops_what_nothing_else_does_here(landlocked: Environment) -> None:
     found = landlocked.script(ATTACKS + ANSWER).json()
@@ -215,6 +247,7 @@ def test_control_without_landlock_all_of_it_succeeds(bare: Environment) -> None:
     )
 
 
+@pytest.mark.also("qemu")
 @with_landlock
 def test_landlock_is_in_the_way_of_nothing_that_programs_do(landlocked: Environment) -> None:
     found = landlocked.script("import json\n" + _uses() + ANSWER).json()

@@ -1,5 +1,8 @@
 """What is written to cgroups and told to PID 1, as text; and what is read back, strictly."""
 
+import os
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,6 +12,7 @@ from sbxd.launcher import verify
 from sbxd.launcher.kernel import cgroup, hostpaths, inventory, mounts, systemd, uids
 from sbxd.launcher.requests import CgroupLimits
 from sbxd.launcher.verify import NotConfined, Process
+from sbxd.port.limits import IoCeilings
 
 ALL = frozenset(cgroup.CONTROLLERS)
 LIMITS = CgroupLimits(cpu_millicores=1500, memory_bytes=64 << 20, pids_max=32)
@@ -34,7 +38,7 @@ def test_a_leaf_gets_exactly_the_limits_of_the_specification() -> None:
 
 
 def test_a_missing_controller_is_not_written_and_is_told() -> None:
-    for missing in cgroup.CONTROLLERS:
+    for missing in ("cpu", "memory", "pids"):
         rest = ALL - {missing}
         assert not any(name.startswith(missing) for name, _ in cgroup.limit_files(LIMITS, rest))
         assert cgroup.unenforced(rest) == (missing,)
@@ -57,10 +61,38 @@ def test_reclaim_begins_below_the_limit_and_near_it(limits: CgroupLimits) -> Non
     assert below <= limits.memory_bytes / 20
 
 
-@given(limits_strategy)
-def test_a_share_is_one_that_the_kernel_takes(limits: CgroupLimits) -> None:
-    assert 1 <= cgroup.cpu_weight(limits.cpu_millicores) <= 10_000
-    assert cgroup.cpu_weight(1000) == 100
+def test_a_ceiling_on_the_disk_is_one_line_and_none_is_no_line() -> None:
+    both = IoCeilings(write_bytes=1 << 20, read_operations=50)
+    assert cgroup.io_max("98:0", both) == "98:0 wbps=1048576 riops=50"
+    every = IoCeilings(read_bytes=4096, write_bytes=5000, read_operations=1, write_operations=2)
+    assert cgroup.io_max("8:16", every) == "8:16 rbps=4096 wbps=5000 riops=1 wiops=2"
+    assert cgroup.io_max("8:16", IoCeilings()) == ""
+
+
+@pytest.mark.parametrize(
+    ("device", "controllers", "left", "written"),
+    [
+        ("98:0", ALL, (), b"98:0 wbps=5000"),
+        (None, ALL, ("io",), b""),
+        ("98:0", ALL - {"io"}, ("io",), b""),
+    ],
+)
+def test_a_ceiling_that_cannot_be_set_is_told_and_one_that_can_is_written(
+    tmp_path: Path,
+    device: str | None,
+    controllers: frozenset[str],
+    left: tuple[str, ...],
+    written: bytes,
+) -> None:
+    (tmp_path / "io.max").touch()
+    directory = cgroup.open_directory(str(tmp_path))
+    try:
+        ceilings = IoCeilings(write_bytes=5000)
+        assert cgroup.limit_io(directory, ceilings, device, controllers) == left
+        assert cgroup.limit_io(directory, IoCeilings(), None, frozenset()) == ()
+    finally:
+        os.close(directory)
+    assert (tmp_path / "io.max").read_bytes() == written
 
 
 @given(limits_strategy)
@@ -101,7 +133,7 @@ def test_the_scope_is_made_of_these_properties() -> None:
         ("MemorySwapMax", "t", 0),
         ("TasksMax", "t", LIMITS.pids_max + cgroup.HEADROOM.pids),
         ("CPUQuotaPerSecUSec", "t", (1500 + cgroup.HEADROOM.cpu_millicores) * 1000),
-        ("CPUWeight", "t", 150),
+        ("CPUWeight", "t", 10_000),
     ]
 
 

@@ -1,6 +1,7 @@
 """The launcher's answers, over a pool that runs nothing: who is answered when, and with what."""
 
 import os
+from functools import partial
 
 import pytest
 
@@ -21,12 +22,15 @@ from sbxd.launcher.requests import (
     Leaf,
     Prepare,
     Prepared,
+    Share,
     VolumeSize,
+    Weight,
 )
 from sbxd.launcher.verbs import Verbs
 from sbxd.port.ids import EnvironmentId
 
 ENVIRONMENT = EnvironmentId("0" * 31 + "1")
+OTHER = EnvironmentId("0" * 31 + "2")
 DIGEST = "sha256:" + "a" * 64
 LIMITS = CgroupLimits(cpu_millicores=1000, memory_bytes=64 << 20, pids_max=32)
 VOLUME = VolumeSize(workspace_bytes=16 << 20, inodes_max=1000)
@@ -125,6 +129,25 @@ def test_an_illegal_verb_is_answered_and_starts_nothing(bench: Bench) -> None:
         (4, "legality"),
     ]
     assert not bench.pool.jobs
+
+
+def test_only_environments_that_are_handed_out_are_weighed(bench: Bench) -> None:
+    def ask() -> list[str]:
+        weights = tuple(
+            Weight(environment_id=each, cpu_weight=100) for each in (ENVIRONMENT, OTHER)
+        )
+        bench.verbs.dispatch(Share(ticket=9, weights=weights))
+        assert bench.pool.lanes() == [Lane.SHARE]
+        work = bench.pool.jobs[0].work
+        assert isinstance(work, partial)
+        bench.pool.end(report(Acknowledged(ticket=9)))
+        return [each.environment_id for each in work.args[0].weights]
+
+    bench.prepared()
+    assert ask() == []
+    bench.verbs.dispatch(Assign(ticket=4, environment_id=ENVIRONMENT, limits=LIMITS, volume=VOLUME))
+    assert ask() == [ENVIRONMENT]
+    bench.take()
 
 
 def test_a_failed_preparation_is_answered_only_when_nothing_is_left(bench: Bench) -> None:

@@ -28,6 +28,7 @@ from sbxd.launcher.requests import (
     VolumeSize,
 )
 from sbxd.launcher.verify import NotConfined
+from sbxd.mechanism.protocol import ConfinementMismatch, MechanismError, SlotProfile
 from tests.kernel import launcher_subject as subject
 from tests.kernel.test_launcher_lab import Client
 
@@ -206,6 +207,26 @@ def test_a_step_that_fails_is_named(tmp_path: Path, image: str) -> None:
     reply, _ = prepared_by_a_launcher_without(tmp_path, image, "become_the_workload")
     assert isinstance(reply, Failed)
     assert reply.step == "canary.drop_capabilities"
+
+
+@in_a_lane
+@pytest.mark.parametrize(
+    ("left_out", "step"),
+    [("confine_system_calls", "verify"), ("become_the_workload", "canary.drop_capabilities")],
+)
+async def test_a_layer_that_did_not_take_is_no_common_failure(
+    tmp_path: Path, image: str, left_out: str, step: str
+) -> None:
+    profile = SlotProfile(image, subject.LIMITS)
+    with subject.launcher(tmp_path, ("-c", FAULTY, left_out)) as faulty:
+        async with subject.mechanism(faulty) as opened:
+            with pytest.raises(ConfinementMismatch) as caught:
+                await opened.prepare(subject.fresh_id(), profile, back_stop_seconds=600)
+            unknown = SlotProfile("sha256:" + "0" * 64, subject.LIMITS)
+            with pytest.raises(MechanismError) as common:
+                await opened.prepare(subject.fresh_id(), unknown, back_stop_seconds=600)
+    assert caught.value.step == step
+    assert not isinstance(common.value, ConfinementMismatch)
 
 
 @in_a_lane

@@ -13,7 +13,13 @@ from hypothesis import strategies as st
 
 from sbxd.launcher.requests import LEAF_DESCRIPTORS
 from sbxd.mechanism import kernel_events
-from sbxd.mechanism.kernel_events import BadCounter, Watch, parse_flat_keyed, parse_single
+from sbxd.mechanism.kernel_events import (
+    BadCounter,
+    Watch,
+    parse_bytes_written,
+    parse_flat_keyed,
+    parse_single,
+)
 from sbxd.mechanism.leaf import Leaf
 from sbxd.mechanism.protocol import Counters, MechanismError
 
@@ -28,11 +34,25 @@ def test_a_flat_keyed_file_is_read_as_written(values: dict[str, int]) -> None:
 
 @given(st.binary(max_size=200))
 def test_no_bytes_whatever_raise_anything_but_bad_counter(raw: bytes) -> None:
-    for parse in (parse_flat_keyed, parse_single):
+    for parse in (parse_flat_keyed, parse_single, parse_bytes_written):
         try:
             parse(raw)
         except BadCounter:
             continue
+
+
+@pytest.mark.parametrize(
+    ("raw", "written"),
+    [
+        (b"", 0),
+        (b"98:0\n", 0),
+        (b"98:0 rbytes=9 wbytes=4096 rios=1 wios=1 dbytes=0 dios=0\n", 4096),
+        # a volume on a loop device, whose writes are those of the disk below it again
+        (b"7:0 rbytes=0 wbytes=8192 rios=0\n8:0 rbytes=0 wbytes=4096 cost.usage=1.25\n", 8192),
+    ],
+)
+def test_the_bytes_that_were_sent_to_a_disk_are_counted_once(raw: bytes, written: int) -> None:
+    assert parse_bytes_written(raw) == written
 
 
 @pytest.mark.parametrize(

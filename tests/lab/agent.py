@@ -1,7 +1,8 @@
 """Runs inside a lane: starts commands that arrive on one stream and sends back what they print.
 
-Usage: agent.py unix:PATH | tty:DEVICE. Each command lives in a cgroup of its own below this
-service's (which is delegated), so that the end of a command is the end of everything it started.
+Usage: agent.py unix:PATH | tty:DEVICE | port:DEVICE. Each command lives in a cgroup of its own
+below this service's (which is delegated), so that the end of a command is the end of everything
+it started.
 
 Invariants: single-threaded; no command's output is held back for another's; the exit status is
 that of the command itself; nothing of a command outlives its EXIT frame (what must, is started
@@ -232,14 +233,15 @@ def own_group() -> Path:
 
 
 def open_stream(address: str) -> int:
-    """Connect to the keeper: a Unix socket, or a serial line set to pass every byte."""
+    """Connect to the keeper: a Unix socket, a serial line set to pass every byte, or a port."""
     scheme, _, path = address.partition(":")
     if scheme == "unix":
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         connection.connect(path)
         return connection.detach()
     fd = os.open(path, os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC)
-    tty.setraw(fd)
+    if scheme == "tty":
+        tty.setraw(fd)
     return fd
 
 

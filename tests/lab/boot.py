@@ -1,7 +1,7 @@
 """Boots a lane's first process, and makes sure that its end is the end of everything in it.
 
-`container` boots the machine's kernel's view of a new systemd; `uml` boots a kernel of its own.
-Both are one process tree in pid and mount namespaces and a cgroup made for it.
+`container` boots the machine's kernel's view of a new systemd; `uml` and `qemu` boot a kernel of
+their own. Each is one process tree in pid and mount namespaces and a cgroup made for it.
 
 Invariants: runs in the keeper's private mount namespace; the only thing made outside of it is the
 one cgroup, below the keeper's own, which `Booted.end` removes; a killed keeper takes the lane
@@ -18,17 +18,22 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from . import kernel
+from . import kernel, qemu
 from .container_init import make_devices
 from .host import REPOSITORY, LabError
 from .state import DISK, copy
 
 UML_MEMORY = "2048M"
 # Where a lane's agent finds its keeper.
-CHANNELS = {"container": "unix:/lab/agent.sock", "uml": "tty:/dev/ttyS0"}
+CHANNELS = {
+    "container": "unix:/lab/agent.sock",
+    "uml": "tty:/dev/ttyS0",
+    "qemu": "port:/dev/vport0p1",
+}
 _DISKS = {
     "container": ("8G", ("mkfs.ext4", "-q", "-E", "nodiscard")),
     "uml": ("6G", ("mkfs.xfs", "-q")),
+    "qemu": ("6G", ("mkfs.xfs", "-q")),
 }
 _UNSHARE = ("unshare", "--mount", "--propagation=private", "--pid", "--fork", "--kill-child")
 
@@ -122,11 +127,7 @@ def uml(
 
     state: a disk to start from; None for an empty one.
     """
-    if state is None:
-        disk = make_disk("uml", root, folder)
-    else:
-        disk = folder / DISK
-        copy(state, disk)
+    disk = _disk("uml", root, folder, state)
     program = Path("/opt/sbxd-lab/linux.uml")
     kernel.bind(layer / "linux.uml", root / str(program).lstrip("/"), "ro")
     for modules in (layer / "modules").iterdir():
@@ -146,6 +147,34 @@ def uml(
     process = _start(command, group, console, (theirs.fileno(),))
     theirs.close()
     return Booted(process, group, ours)
+
+
+def emulated(
+    root: Path,
+    folder: Path,
+    group: Path,
+    console: int,
+    layer: Path,
+    state: Path | None,
+    *,
+    writable: bool,
+) -> Booted:
+    """Start an emulated PC, whose root is `root` through 9p. state: as in `uml`."""
+    disk = _disk("qemu", root, folder, state)
+    for modules in (layer / "modules").iterdir():
+        kernel.bind(modules, root / "usr/lib/modules" / modules.name, "ro")
+    ours, theirs = socket.socketpair()
+    program = qemu.command(layer, root.parent, root, disk, theirs, writable=writable)
+    process = _start((*_UNSHARE, "--ipc", "--net", *program), group, console, (theirs.fileno(),))
+    theirs.close()
+    return Booted(process, group, ours)
+
+
+def _disk(lane: str, root: Path, folder: Path, state: Path | None) -> Path:
+    if state is None:
+        return make_disk(lane, root, folder)
+    copy(state, folder / DISK)
+    return folder / DISK
 
 
 def _start(

@@ -24,6 +24,7 @@ class Feature(StrEnum):
     IDMAP = "idmap"  # id-mapped mounts of the file system at /var/lib/sbxd
     IMAGE = "image"  # a root file system for sandboxes, as a tar
     IMAGE_WORKLOADS = "image-workloads"  # a larger one: compilers, runtimes, numpy
+    IO = "io"  # the io controller, and a disk below /var/lib/sbxd that it knows
     LANDLOCK = "landlock"
     LIMITS = "limits"  # the cpu, memory and pids controllers
     LOOP = "loop"  # loop devices
@@ -34,6 +35,7 @@ class Feature(StrEnum):
     # For what is to be seen in one lane only.
     LANE_CONTAINER = "lane-container"
     LANE_UML = "lane-uml"
+    LANE_QEMU = "lane-qemu"
 
 
 class LaneKind(StrEnum):
@@ -43,9 +45,10 @@ class LaneKind(StrEnum):
     NATIVE = "native"
     CONTAINER = "container"
     UML = "uml"
+    QEMU = "qemu"
 
 
-_BOTH = frozenset(
+_EVERYWHERE = frozenset(
     {
         Feature.CGROUP2,
         Feature.DAEMON,
@@ -58,15 +61,27 @@ _BOTH = frozenset(
 )
 OFFERED: dict[LaneKind, frozenset[Feature]] = {
     LaneKind.HOST: frozenset(),
-    LaneKind.CONTAINER: _BOTH
+    LaneKind.CONTAINER: _EVERYWHERE
     | {Feature.GVISOR, Feature.IMAGE_WORKLOADS, Feature.LANDLOCK, Feature.LANE_CONTAINER},
-    LaneKind.UML: _BOTH
+    LaneKind.UML: _EVERYWHERE
     | {
         Feature.APPARMOR,
+        Feature.IO,
         Feature.LIMITS,
         Feature.NSDELEGATE,
         Feature.QUOTA,
         Feature.LANE_UML,
+    },
+    LaneKind.QEMU: _EVERYWHERE
+    | {
+        Feature.APPARMOR,
+        Feature.GVISOR,
+        Feature.IO,
+        Feature.LANDLOCK,
+        Feature.LIMITS,
+        Feature.NSDELEGATE,
+        Feature.QUOTA,
+        Feature.LANE_QEMU,
     },
 }
 
@@ -101,8 +116,8 @@ def offered_by(lane: str) -> frozenset[Feature]:
 def offered_natively() -> frozenset[Feature]:
     """What this machine itself has for tests: nothing unless systemd runs it and we are root.
 
-    `daemon` is there when the package is installed; `image`, `image-workloads`, `quota`, `idmap`
-    and `gvisor` are left to the lanes, which have them in a known state.
+    `daemon` is there when the package is installed; `io`, `image`, `image-workloads`, `quota`,
+    `idmap` and `gvisor` are left to the lanes, which have them in a known state.
     """
     if not Path("/run/systemd/system").is_dir() or os.geteuid() != 0:
         return frozenset()

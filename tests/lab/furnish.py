@@ -88,6 +88,8 @@ def furnish(root: Path, what: Furnishing) -> None:
     for name in _MASKED:
         _link(system / name, "/dev/null")
     _link(system / "default.target", f"/{_UNITS}/multi-user.target")
+    if what.lane == "qemu":
+        _be_patient(root)
     (root / "etc/sbxd-lab").mkdir(exist_ok=True)
     (root / "etc/sbxd-lab/lane").write_text(
         f"SBXD_LANE={what.lane}\nSBXD_LAB_CHANNEL={what.channel}\n"
@@ -117,6 +119,14 @@ def _install_shipped(root: Path) -> None:
         for file in sorted((REPOSITORY / source).glob(pattern)):
             if file.is_file():
                 shutil.copy(file, root / target / file.name)
+
+
+def _be_patient(root: Path) -> None:
+    """An emulated processor on a busy machine starts an interpreter in tens of seconds."""
+    for name in ("sbxd.service", "sbxd-launcher.service"):
+        folder = root / "etc/systemd/system" / f"{name}.d"
+        folder.mkdir(parents=True)
+        (folder / "sbxd-lab.conf").write_text("[Service]\nTimeoutStartSec=300s\nWatchdogSec=300s\n")
 
 
 def _link_source(root: Path) -> None:

@@ -26,8 +26,8 @@ from .furnish import Furnishing, furnish
 from .host import IN_LANE_SOURCE, LANES, REPOSITORY, LabError
 from .hub import Hub
 
-_BOOT_SECONDS = {"container": 60.0, "uml": 180.0}
-_PROVISION_SECONDS = {"container": 120.0, "uml": 300.0}
+_BOOT_SECONDS = {"container": 60.0, "uml": 180.0, "qemu": 300.0}
+_PROVISION_SECONDS = {"container": 120.0, "uml": 300.0, "qemu": 600.0}
 PROVISION = "tests/lab/provision"
 CONTROL = "control"
 SCRATCH = "scratch"
@@ -46,6 +46,7 @@ class Order:
     image: str
     workloads: str
     uml: str
+    qemu: str
     state: str
     daemon: bool
     writable: bool
@@ -118,17 +119,17 @@ def _keep(order: Order, folder: Path, group: Path, status_fd: int, tether_fd: in
     root = _assemble(order, folder)
     console = os.open(folder / "console.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC)
     furnish(root, Furnishing(order.lane, boot.CHANNELS[order.lane], order.daemon))
-    if order.lane == "container":
-        booted = boot.container(root, folder, group, console)
-    else:
-        booted = boot.uml(
-            root,
-            folder,
-            group,
-            console,
-            Path(order.uml),
-            Path(order.state) if order.state else None,
-        )
+    state = Path(order.state) if order.state else None
+    match order.lane:
+        case "container":
+            booted = boot.container(root, folder, group, console)
+        case "uml":
+            booted = boot.uml(root, folder, group, console, Path(order.uml), state)
+        case _:
+            layer = Path(order.qemu)
+            booted = boot.emulated(
+                root, folder, group, console, layer, state, writable=order.writable
+            )
     try:
         hub = _connect(order, folder, root, booted)
         if tether_fd >= 0:

@@ -1,9 +1,10 @@
 """Builds the cached layers that every lane is made of.
 
 `root` (Debian with systemd), `environment` (the project's dependencies in /opt/sbxd, as a layer
-over the root), `uml` (kernel and modules), `image` (a tar for sandboxes), `workloads` (a larger
-one, with compilers and runtimes, for lane `container`). None of them holds a file of the project:
-the work tree is bound in at boot, so a change of code never costs a build.
+over the root), `uml` (kernel and modules), `qemu` (emulator and kernel), `image` (a tar for
+sandboxes), `workloads` (a larger one, with compilers and runtimes, for lane `container`). None of
+them holds a file of the project: the work tree is bound in at boot, so a change of code never
+costs a build.
 
 Invariant: no mirror, registry or proxy is named here or kept in a layer. apt's and pip's settings
 are those of the machine, handed in for the time of the build.
@@ -19,12 +20,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from . import cache, kernel
+from . import cache, kernel, qemu
 from .host import REPOSITORY, LabError, require_root, require_tools
 from .packages import (
     EXTRAS,
     IMAGE_EXCLUDED,
     IMAGE_PACKAGES,
+    QEMU_PACKAGES,
     ROOT_PACKAGES,
     SUITE,
     UML_PACKAGE,
@@ -38,6 +40,7 @@ Say = Callable[[str], None]
 _ROOT_RECIPE = 1
 _ENVIRONMENT_RECIPE = 2
 _UML_RECIPE = 1
+_QEMU_RECIPE = 1
 _IMAGE_RECIPE = 1
 
 # A build's processes end with the one that waits for them, and so do its mounts.
@@ -58,6 +61,7 @@ class Layers:
     image: Path
     workloads: Path | None
     uml: Path | None
+    qemu: Path | None
 
 
 def obtain(lane: str, say: Say) -> Layers:
@@ -75,14 +79,16 @@ def obtain(lane: str, say: Say) -> Layers:
             say,
         )
         image = _obtain_image("image", IMAGE_PACKAGES, say)
-        workloads = uml = None
+        workloads = uml = emulated = None
         if lane == "container":
             workloads = _obtain_image("workloads", WORKLOADS_PACKAGES, say)
         if lane == "uml":
             uml = cache.obtain("uml", [_UML_RECIPE, UML_SUITE, UML_PACKAGE], _build_uml, say)
+        if lane == "qemu":
+            emulated = cache.obtain("qemu", [_QEMU_RECIPE, SUITE, QEMU_PACKAGES], _build_qemu, say)
     except OSError as error:
         raise LabError(f"a layer of the lab could not be built: {error}") from error
-    return Layers(root=root, environment=environment, image=image, workloads=workloads, uml=uml)
+    return Layers(root, environment, image, workloads, uml, emulated)
 
 
 def _obtain_image(name: str, packages: tuple[str, ...], say: Say) -> Path:
@@ -128,6 +134,8 @@ def _build_image(target: Path, packages: tuple[str, ...]) -> None:
         "--format=tar",
         f"--include={','.join(packages)}",
         *(f"--dpkgopt=path-exclude={pattern}" for pattern in IMAGE_EXCLUDED),
+        # A Java's own installation wants the folder that is excluded above.
+        '--essential-hook=mkdir -p "$1/usr/share/man/man1"',
         SUITE,
         str(target),
     )
@@ -141,6 +149,13 @@ def _build_uml(target: Path) -> None:
     shutil.copy2(whole / "usr/bin/linux.uml", target / "linux.uml")
     shutil.copytree(whole / "usr/lib/uml/modules", target / "modules", symlinks=True)
     shutil.rmtree(whole)
+
+
+def _build_qemu(target: Path) -> None:
+    whole = target.with_name(target.name + "-whole")
+    shutil.rmtree(whole, ignore_errors=True)
+    _mmdebstrap("--variant=minbase", f"--include={','.join(QEMU_PACKAGES)}", SUITE, str(whole))
+    qemu.build(whole, target)
 
 
 def _build_environment(target: Path, root: Path, requirements: list[str]) -> None:

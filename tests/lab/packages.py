@@ -44,6 +44,9 @@ ROOT_PACKAGES = (
 UML_SUITE = "forky"
 UML_PACKAGE = "user-mode-linux"
 
+# The emulated PC: its emulator, and Debian's kernel with all its modules.
+QEMU_PACKAGES = ("busybox-static", "linux-image-amd64", "qemu-system-x86", "seabios")
+
 # The root file system that sandboxes get in the lanes.
 IMAGE_PACKAGES = ("python3",)
 # A third of the files, which no sandbox reads: each import into a lane is that much faster.
@@ -59,10 +62,12 @@ IMAGE_EXCLUDED = (
 WORKLOADS_PACKAGES = (
     "ca-certificates",
     "curl",
+    "default-jdk-headless",
     "gcc",
     "git",
     "golang-go",
     "libc6-dev",
+    "musl-tools",
     "nodejs",
     "npm",
     "python3",

@@ -23,7 +23,7 @@ from . import boot, keeper, layers, state
 from .channel import Decoder, Frame, Kind
 from .host import IN_LANE_ENVIRONMENT, IN_LANE_SOURCE, LANES, REPOSITORY, LabError
 
-LANE_NAMES = ("container", "uml")
+LANE_NAMES = ("container", "uml", "qemu")
 Say = Callable[[str], None]
 Sink = Callable[[bytes], None]
 
@@ -124,7 +124,7 @@ def start(wish: Wish, name: str | None, say: Say) -> Lane:
         raise LabError("a lane's name is of small letters, digits and dashes, at most 32")
     built = layers.obtain(wish.lane, say)
     filled = None
-    if wish.lane == "uml" and wish.daemon and not wish.empty:
+    if wish.lane in ("uml", "qemu") and wish.daemon and not wish.empty:
         filled = state.obtain(built.image, lambda line, then: _on_empty_disk(line, then, say), say)
     sweep()
     kept = name is not None
@@ -138,6 +138,7 @@ def start(wish: Wish, name: str | None, say: Say) -> Lane:
         image=str(built.image),
         workloads=str(built.workloads or ""),
         uml=str(built.uml or ""),
+        qemu=str(built.qemu or ""),
         state=str(filled or ""),
         daemon=wish.daemon,
         writable=wish.writable,

@@ -18,9 +18,17 @@ CAP_SYS_RESOURCE = 24
 
 in_container = pytest.mark.needs("lane-container")
 in_uml = pytest.mark.needs("lane-uml")
-in_both = pytest.mark.parametrize(
+in_qemu = pytest.mark.needs("lane-qemu")
+in_each = pytest.mark.parametrize(
     "lane",
-    [pytest.param("container", marks=in_container), pytest.param("uml", marks=in_uml)],
+    [
+        pytest.param("container", marks=in_container),
+        pytest.param("uml", marks=in_uml),
+        pytest.param("qemu", marks=in_qemu),
+    ],
+)
+in_limiting = pytest.mark.parametrize(
+    "lane", [pytest.param("uml", marks=in_uml), pytest.param("qemu", marks=in_qemu)]
 )
 
 
@@ -39,32 +47,32 @@ def mount_options(kind: str, where: str) -> str:
     raise AssertionError(f"no {kind} at {where}")
 
 
-@in_both
+@in_each
 def test_the_lane_is_the_one_it_says(lane: str) -> None:
     assert os.environ["SBXD_LANE"] == lane
     assert Path("/proc/1/comm").read_text().strip() == "systemd"
     assert run("systemctl", "is-system-running") == "running"
 
 
-@in_both
+@in_each
 def test_systemd_is_new_enough_to_speak_for_a_current_host(lane: str) -> None:
     assert int(run("systemctl", "--version").split()[1]) >= 257
 
 
-@in_both
+@in_each
 def test_the_work_tree_is_the_one_that_is_imported(lane: str) -> None:
     where = run("/opt/sbxd/bin/python", "-c", "import sbxd; print(sbxd.__file__)")
     assert where == "/src/sbxd/__init__.py"
 
 
-@in_both
+@in_each
 def test_the_sockets_listen_as_the_units_say(lane: str) -> None:
     for unit in ("sbxd.socket", "sbxd-admin.socket", "sbxd-launcher.socket"):
         assert run("systemctl", "is-active", unit) == "active"
     assert Path("/run/sbxd-launcher/launcher.sock").stat().st_mode & 0o777 == 0o600
 
 
-@in_both
+@in_each
 def test_the_image_for_sandboxes_is_there(lane: str) -> None:
     listing = run("tar", "--list", "--file", "/var/cache/sbxd-lab/image.tar")
     assert "./usr/bin/python3" in listing.splitlines()
@@ -72,7 +80,7 @@ def test_the_image_for_sandboxes_is_there(lane: str) -> None:
     assert larger.exists() == (lane == "container")
 
 
-@in_both
+@in_each
 def test_a_service_gets_its_credential(lane: str) -> None:
     got = run(
         *("systemd-run", "--quiet", "--wait", "--pipe", "--property=User=sbxd"),
@@ -82,7 +90,7 @@ def test_a_service_gets_its_credential(lane: str) -> None:
     assert got == Path("/etc/sbxd/service-credential").read_text()
 
 
-@in_both
+@in_each
 def test_cgroup_kill_empties_a_group(lane: str) -> None:
     group = CGROUP / "fact-kill"
     group.mkdir()
@@ -95,7 +103,7 @@ def test_cgroup_kill_empties_a_group(lane: str) -> None:
     group.rmdir()
 
 
-@in_both
+@in_each
 def test_a_loop_device_can_be_mounted(lane: str, tmp_path: Path) -> None:
     image = STATE / "fact.img"
     with image.open("wb") as file:
@@ -109,7 +117,7 @@ def test_a_loop_device_can_be_mounted(lane: str, tmp_path: Path) -> None:
         image.unlink()
 
 
-@in_both
+@in_each
 def test_an_idmapped_mount_of_the_state_directory_works(lane: str, tmp_path: Path) -> None:
     source = STATE / "fact-idmap"
     source.mkdir()
@@ -123,7 +131,7 @@ def test_an_idmapped_mount_of_the_state_directory_works(lane: str, tmp_path: Pat
         source.rmdir()
 
 
-@in_both
+@in_each
 def test_ctime_is_fine_from_linux_6_13_on_once_it_has_been_looked_at(lane: str) -> None:
     """A change after a stat has a ctime of its own there; before, changes within one tick share it.
 
@@ -180,19 +188,33 @@ def test_container_runs_gvisor_at_all() -> None:
     assert "runsc version" in run("runsc", "--version")
 
 
-@in_uml
-def test_uml_has_the_controllers() -> None:
+@in_limiting
+def test_a_lane_with_limits_has_the_controllers(lane: str) -> None:
     controllers = set((CGROUP / "cgroup.controllers").read_text().split())
     assert {"cpu", "io", "memory", "pids"} <= controllers
 
 
-@in_uml
-def test_uml_has_nsdelegate() -> None:
+@in_limiting
+def test_a_lane_with_limits_can_hold_a_cgroup_to_a_rate_of_its_disk(lane: str) -> None:
+    group = CGROUP / "lab-io"
+    group.mkdir()
+    try:
+        device = Path("/var/lib/sbxd").stat().st_dev
+        line = f"{os.major(device)}:{os.minor(device)} wbps=1048576"
+        (group / "io.max").write_text(line)
+        assert line.split()[1] in (group / "io.max").read_text()
+        assert (group / "io.stat").exists()
+    finally:
+        group.rmdir()
+
+
+@in_limiting
+def test_a_lane_with_limits_has_nsdelegate(lane: str) -> None:
     assert "nsdelegate" in mount_options("cgroup2", "/sys/fs/cgroup")
 
 
-@in_uml
-def test_uml_kills_what_exceeds_memory_max() -> None:
+@in_limiting
+def test_a_lane_with_limits_kills_what_exceeds_memory_max(lane: str) -> None:
     hog = "x = bytearray(200 << 20); print(len(x))"
     done = subprocess.run(
         [
@@ -215,8 +237,8 @@ def test_uml_kills_what_exceeds_memory_max() -> None:
     assert control == str(200 << 20)
 
 
-@in_uml
-def test_uml_refuses_forks_over_pids_max() -> None:
+@in_limiting
+def test_a_lane_with_limits_refuses_forks_over_pids_max(lane: str) -> None:
     script = "for i in 1 2 3 4 5 6 7 8 9 10; do sleep 1 & done; wait; echo all"
     done = subprocess.run(
         [
@@ -231,8 +253,8 @@ def test_uml_refuses_forks_over_pids_max() -> None:
     assert "fork: " in done.stderr
 
 
-@in_uml
-def test_uml_enforces_apparmor(tmp_path: Path) -> None:
+@in_limiting
+def test_a_lane_with_limits_enforces_apparmor(lane: str, tmp_path: Path) -> None:
     assert Path("/sys/module/apparmor/parameters/enabled").read_text().strip() == "Y"
     program = Path("/usr/local/bin/fact-cat")
     program.write_bytes(Path("/usr/bin/cat").read_bytes())
@@ -253,8 +275,8 @@ def test_uml_enforces_apparmor(tmp_path: Path) -> None:
         run("apparmor_parser", "--remove", str(profile))
 
 
-@in_uml
-def test_uml_enforces_project_quota_in_bytes_and_inodes() -> None:
+@in_limiting
+def test_a_lane_with_limits_enforces_project_quota_in_bytes_and_inodes(lane: str) -> None:
     assert "prjquota" in mount_options("xfs", str(STATE))
     folder = STATE / "fact-quota"
     folder.mkdir()
@@ -289,3 +311,27 @@ def test_uml_has_no_landlock() -> None:
 @in_uml
 def test_uml_is_a_kernel_of_its_own() -> None:
     assert "User Mode Linux" in Path("/proc/cpuinfo").read_text()
+
+
+@in_qemu
+def test_qemu_has_apparmor_and_landlock_at_once() -> None:
+    assert landlock_version() >= 1
+    stacked = Path("/sys/kernel/security/lsm").read_text().strip().split(",")
+    assert {"apparmor", "landlock"} <= set(stacked)
+
+
+@in_qemu
+def test_qemu_is_debian_s_own_kernel() -> None:
+    assert "deb13" in os.uname().release
+
+
+@in_qemu
+def test_qemu_runs_gvisor_at_all() -> None:
+    said = run("runsc", "--network=none", "--ignore-cgroups", "do", "echo", "inside", timeout=120)
+    assert said.endswith("inside")
+
+
+@in_qemu
+def test_qemu_has_no_route_out_of_it() -> None:
+    interfaces = {path.name for path in Path("/sys/class/net").iterdir()}
+    assert interfaces == {"lo"}

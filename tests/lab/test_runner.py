@@ -1,5 +1,6 @@
 """The runner's verdicts: whatever did not run, or ran nowhere, fails the run."""
 
+import ast
 import subprocess
 from pathlib import Path
 
@@ -116,7 +117,7 @@ def test_on_a_native_host_a_test_runs_natively() -> None:
 
 def test_needs_that_no_lane_has_together_are_an_error() -> None:
     with pytest.raises(UnknownFeature):
-        place(parse(["gvisor", "quota"]), OFFERED)
+        place(parse(["image-workloads", "quota"]), OFFERED)
 
 
 def test_every_feature_of_the_table_is_had_by_some_lane() -> None:
@@ -206,3 +207,23 @@ def test_a_test_runs_also_where_it_asks_to() -> None:
     assert distribute([everywhere], dict(OFFERED), LaneKind.CONTAINER) == {
         LaneKind.CONTAINER: [everywhere]
     }
+
+
+def _awaited() -> dict[str, frozenset[Feature]]:
+    """The features that each test awaits (`@pytest.mark.awaits`), by `file::test`."""
+    found = {}
+    for path in sorted(Path(__file__).parents[1].rglob("test_*.py")):
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            for mark in getattr(node, "decorator_list", []):
+                if isinstance(mark, ast.Call) and ast.unparse(mark.func) == "pytest.mark.awaits":
+                    words = [ast.literal_eval(word) for word in mark.args]
+                    found[f"{path.name}::{getattr(node, 'name', '')}"] = parse(words)
+    return found
+
+
+def test_what_a_test_awaits_is_in_no_lane_yet() -> None:
+    """When one has it, the mark is to become `also`."""
+    awaited = _awaited()
+    assert awaited, "nothing is awaited: the mark can go"
+    for test, features in awaited.items():
+        assert not any(features <= offered for offered in OFFERED.values()), test

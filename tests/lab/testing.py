@@ -29,6 +29,7 @@ BUDGETS = {
     LaneKind.NATIVE: 900.0,
     LaneKind.CONTAINER: 900.0,
     LaneKind.UML: 1200.0,
+    LaneKind.QEMU: 1500.0,
 }
 SETUP_BUDGET = 900.0
 

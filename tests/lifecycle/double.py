@@ -5,7 +5,7 @@ is what a kernel's inventory would list.
 """
 
 import itertools
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import trio
@@ -29,7 +29,8 @@ from sbxd.port.ids import EnvironmentId
 from sbxd.port.limits import ResourceLimits
 from sbxd.port.network import NetworkShape
 from sbxd.port.workspace import WorkspaceProvenance
-from sbxd.wire.messages import PostureItem
+from sbxd.wire.descriptions import PostureItem
+from tests.lifecycle.bridge_double import DoubleDoor
 
 ROOMY = VolumeReading(
     bytes_left=32 << 20,
@@ -76,6 +77,7 @@ class Script:
     destroy_failures: int = 0
     unenforced: tuple[str, ...] = ()
     fail_at: int | None = None
+    bridge_fails: bool = False
     leaves_residue: bool = False  # a preparation that fails or is cancelled removes nothing
     on_call: Callable[[str], None] = lambda _name: None
 
@@ -218,6 +220,7 @@ class DoubleSandbox:
         self.reading: VolumeReading | None = ROOMY  # before the first command
         wants_proxy = profile.network is NetworkShape.PROXY_PORT
         self.proxy_listener: int | None = PROXY_LISTENER if wants_proxy else None
+        self.door: DoubleDoor | None = None
 
     async def assign(self, limits: ResourceLimits) -> None:
         await self.owner.call("assign")
@@ -238,6 +241,13 @@ class DoubleSandbox:
         running = DoubleCommand(self, command, behaviour)
         self.commands.append(running)
         return running
+
+    def open_bridge(self, *, waiting_max: int) -> DoubleDoor:
+        if self.owner.script.bridge_fails:
+            raise MechanismError("listen on the bridge", 22)
+        assert self.door is None, "a sandbox's bridge is opened once"
+        self.door = DoubleDoor(waiting_max)
+        return self.door
 
     def volume(self) -> VolumeReading | None:
         reading = self.reading
@@ -305,6 +315,7 @@ class MechanismDouble:
         self.existing: dict[EnvironmentId, tuple[str, ...]] = {}
         self.sandboxes: list[DoubleSandbox] = []
         self.calls: list[str] = []
+        self.shares: list[dict[EnvironmentId, int]] = []
         self.lost = trio.Event()
         self._numbers = itertools.count(1)
 
@@ -338,6 +349,10 @@ class MechanismDouble:
             self.script.destroy_failures -= 1
             raise MechanismError("umount", 16)
         self.existing.pop(environment_id, None)
+
+    async def share(self, weights: Mapping[EnvironmentId, int]) -> None:
+        await self.call("share")
+        self.shares.append(dict(weights))
 
     async def destroy_orphan(self, environment_id: EnvironmentId) -> None:
         await self.remove(environment_id)

@@ -6,7 +6,7 @@ import trio
 
 from sbxd.lifecycle.network import NetworkUse
 from sbxd.mechanism.protocol import MechanismError
-from sbxd.wire.messages import PostureItem
+from sbxd.wire.descriptions import PostureItem
 from tests.lifecycle.double import MechanismDouble
 
 

@@ -1,5 +1,6 @@
 """Who may have an environment, under which lease, and whose it is."""
 
+import errno
 from pathlib import Path
 
 import msgspec
@@ -7,16 +8,19 @@ import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
+from sbxd.audit.confinement import ConfinementMismatched
 from sbxd.audit.events import (
     DestroyReason,
     EnvironmentDestroyed,
     EnvironmentProvisioned,
+    Priority,
     SandboxEscapeWasSuspected,
     SlotOrigin,
     SlotPreparationFailed,
 )
 from sbxd.lifecycle.environments import Peer, PeerRole
 from sbxd.lifecycle.journal import JournalState
+from sbxd.mechanism.protocol import ConfinementMismatch, MechanismError
 from sbxd.port.command import KillReason
 from sbxd.port.errors import (
     EscapeCode,
@@ -99,6 +103,52 @@ async def test_a_preparation_that_fails_is_unavailable_and_leaves_nothing(
         await wait_all_tasks_blocked()
         assert len(world.sink.of(SlotPreparationFailed)) == 1
         assert world.consistent_and_empty()
+
+
+async def test_a_layer_that_did_not_take_has_a_code_and_an_alert_of_its_own(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    detail = "command: the workload's seccomp filter is not on"
+
+    def unconfined(name: str) -> None:
+        if name == "prepare":
+            raise ConfinementMismatch("verify", errno.EPERM, detail)
+
+    async with open_world(tmp_path, script=Script(on_call=unconfined)) as world:
+        with pytest.raises(ExecutionUnavailable) as failed:
+            await world.environments.provision(WORKER, spec())
+        assert failed.value.code is UnavailableCode.CONFINEMENT_MISMATCH
+        assert "seccomp" not in failed.value.detail, "a worker learns no detail of the confinement"
+        await wait_all_tasks_blocked()
+        (alert,) = world.sink.of(ConfinementMismatched)
+        assert (alert.step, alert.detail) == ("verify", detail)
+        assert alert.PRIORITY is Priority.ALERT
+        assert not world.sink.of(SlotPreparationFailed)
+        assert world.consistent_and_empty()
+
+
+@pytest.mark.parametrize(
+    ("step", "number", "remedy"),
+    [
+        ("legality", 0, "journalctl -u sbxd-launcher"),
+        ("volume", errno.ENOSPC, "no room for a workspace"),
+        ("apparmor", errno.ENOENT, "sbxctl doctor"),
+    ],
+)
+async def test_a_step_that_an_operator_can_repair_says_how(
+    step: str, number: int, remedy: str, tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    def fail(name: str) -> None:
+        if name == "prepare":
+            raise MechanismError(step, number, "a detail that stays here")
+
+    async with open_world(tmp_path, script=Script(on_call=fail)) as world:
+        with pytest.raises(ExecutionUnavailable) as failed:
+            await world.environments.provision(WORKER, spec())
+    assert failed.value.code is UnavailableCode.SETUP_FAILED
+    assert failed.value.detail.startswith(f"{step}: ")
+    assert remedy in failed.value.detail
+    assert "stays here" not in failed.value.detail
 
 
 @pytest.mark.parametrize("script", [Script(fail_at=1), Script(prepare_seconds=31)])

@@ -15,7 +15,7 @@ from sbxd.audit.events import AuditEvent
 from sbxd.audit.sink import AuditUnavailable, MemorySink
 from sbxd.lifecycle.budgets import Budgets
 from sbxd.lifecycle.commands import CommandRules
-from sbxd.lifecycle.environments import OutputSink, Peer, PeerRole
+from sbxd.lifecycle.environments import BridgeWorker, OutputSink, Peer, PeerRole
 from sbxd.lifecycle.journal import Durability, Journal, JournalStore, JournalUnwritable
 from sbxd.lifecycle.local import LocalEnvironments
 from sbxd.lifecycle.provision import Provisioner
@@ -24,7 +24,7 @@ from sbxd.lifecycle.registry import Clock, Registry, back_stop_seconds
 from sbxd.lifecycle.supervisor import Parts
 from sbxd.port.command import ExecutionCommand, ExecutionResult
 from sbxd.port.egress import DENY_ALL, EgressPolicy
-from sbxd.port.environment import EnvironmentHandle, EnvironmentSpec
+from sbxd.port.environment import BridgeEndpoint, EnvironmentHandle, EnvironmentSpec
 from sbxd.port.ids import EnvironmentId, RunId, TenantId
 from sbxd.port.limits import MIB, ResourceLimits
 from sbxd.settings import (
@@ -80,6 +80,7 @@ def spec(
     epoch: int = 1,
     limits: ResourceLimits = LIMITS,
     egress: EgressPolicy = DENY_ALL,
+    bridge: BridgeEndpoint | None = None,
 ) -> EnvironmentSpec:
     return EnvironmentSpec(
         tenant_id=TenantId(tenant),
@@ -89,7 +90,7 @@ def spec(
         limits=limits,
         egress=egress,
         environment={},
-        bridge=None,
+        bridge=bridge,
     )
 
 
@@ -167,6 +168,7 @@ class World:
         ask: ExecutionCommand | None = None,
         cancelled: trio.Event | None = None,
         on_output: OutputSink | None = None,
+        bridge: BridgeWorker | None = None,
         peer: Peer = WORKER,
     ) -> ExecutionResult:
         """Execute one command that behaves so."""
@@ -178,6 +180,7 @@ class World:
             ask if ask is not None else command(),
             cancelled=cancelled if cancelled is not None else trio.Event(),
             on_output=on_output,
+            bridge=bridge,
         )
 
     def consistent_and_empty(self) -> bool:
@@ -213,7 +216,7 @@ async def open_world(
     registry = Registry(parts, settings, clock, known_images)
     reconciler = Reconciler(mechanism, journal, sink, budgets)
     egress = EgressDouble(mechanism)
-    rules = CommandRules(settings=settings, budgets=budgets, audit=sink, egress=egress)
+    rules = CommandRules(settings, budgets, sink, egress, on_command=registry.shares.wake)
     environments = LocalEnvironments(
         registry,
         Provisioner(registry, parts, settings, clock),

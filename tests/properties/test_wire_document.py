@@ -14,7 +14,7 @@ import msgspec
 import pytest
 from msgspec import inspect
 
-from sbxd.wire import connection, legality
+from sbxd.wire import bridge, connection, legality
 from sbxd.wire import messages as m
 from sbxd.wire.framing import encode_frame
 from sbxd.wire.legality import ConnectionState, RequestState, Role, Sender
@@ -98,6 +98,9 @@ def document() -> dict[str, Any]:
             "first_frame_bytes_max": connection.HELLO_BYTES_MAX,
             "chunk_bytes_max": m.CHUNK_BYTES_MAX,
             "initial_credit_bytes": m.INITIAL_CREDIT_BYTES,
+            "bridge_frame_bytes_max": m.BRIDGE_FRAME_BYTES_MAX,
+            "bridge_credit_bytes": m.BRIDGE_CREDIT_BYTES,
+            "bridge_frame_cost_bytes": m.BRIDGE_FRAME_COST_BYTES,
             "requests_in_flight_max": m.REQUESTS_IN_FLIGHT_MAX,
             "entries_max": legality.ENTRIES_MAX,
         },
@@ -120,6 +123,15 @@ def document() -> dict[str, Any]:
                 for state, row in legality.CONNECTION_TABLE[sender].items()
             }
             for sender in Sender
+        },
+        "bridge_table": {
+            str(party): {
+                str(state): {
+                    tag(k): str(n) for k, n in sorted(row.items(), key=lambda x: tag(x[0]))
+                }
+                for state, row in rows.items()
+            }
+            for party, rows in bridge.BRIDGE_TABLE.items()
         },
         "request_table": {
             str(sender): {
@@ -146,7 +158,7 @@ def test_the_written_document_names_every_message(kind: type[m.Message]) -> None
     assert f"`{tag(kind)}`" in WRITTEN.read_text()
 
 
-@pytest.mark.parametrize("state", [*ConnectionState, *RequestState])
+@pytest.mark.parametrize("state", [*ConnectionState, *RequestState, *bridge.BridgeState])
 def test_the_written_document_names_every_state(state: str) -> None:
     assert re.search(rf"\b{state}\b", WRITTEN.read_text())
 

@@ -16,7 +16,7 @@ from sbxd.audit import events
 from sbxd.audit.argv import describe_argv
 from sbxd.audit.encode import VALUE_BYTES_MAX, Field, encode, printable, serialize, summary
 from sbxd.audit.events import AuditEvent, EnvironmentEvent, RequestEvent
-from sbxd.audit.registry import ALL_EVENT_TYPES
+from sbxd.audit.vocabulary import EVENT_TYPES
 from sbxd.policy.timeouts import TimeoutBound
 from sbxd.policy.violations import ViolationCode
 from sbxd.port.command import Evidence, KillReason, Usage
@@ -91,17 +91,17 @@ def every_subclass(base: type[AuditEvent]) -> set[type[AuditEvent]]:
 
 
 def test_every_event_is_listed_and_has_an_id_of_its_own() -> None:
-    assert set(ALL_EVENT_TYPES) == every_subclass(AuditEvent) - {
+    assert set(EVENT_TYPES) == every_subclass(AuditEvent) - {
         AuditEvent,
         EnvironmentEvent,
         RequestEvent,
     }
-    ids = [kind.MESSAGE_ID for kind in ALL_EVENT_TYPES]
+    ids = [kind.MESSAGE_ID for kind in EVENT_TYPES]
     assert len(set(ids)) == len(ids)
     assert all(re.fullmatch(r"[0-9a-f]{12}4[0-9a-f]{3}[89ab][0-9a-f]{15}", each) for each in ids)
 
 
-@pytest.mark.parametrize("kind", ALL_EVENT_TYPES)
+@pytest.mark.parametrize("kind", EVENT_TYPES)
 def test_every_event_is_frozen_documented_and_past_tense(kind: type[AuditEvent]) -> None:
     assert kind.__struct_config__.frozen
     assert kind.__struct_config__.forbid_unknown_fields
@@ -109,14 +109,14 @@ def test_every_event_is_frozen_documented_and_past_tense(kind: type[AuditEvent])
     assert last_word.endswith("ed") or last_word in ("Lost",)
 
 
-@pytest.mark.parametrize("kind", ALL_EVENT_TYPES)
+@pytest.mark.parametrize("kind", EVENT_TYPES)
 def test_every_summary_names_fields_of_its_event(kind: type[AuditEvent]) -> None:
     names = {name for _, name, _, _ in Formatter().parse(kind.SUMMARY) if name is not None}
     assert kind.SUMMARY
     assert names <= set(kind.__struct_fields__)
 
 
-@pytest.mark.parametrize("kind", ALL_EVENT_TYPES)
+@pytest.mark.parametrize("kind", EVENT_TYPES)
 def test_no_event_has_a_field_for_output_values_or_arguments(kind: type[AuditEvent]) -> None:
     hints = get_type_hints(kind)
     for name in kind.__struct_fields__:
@@ -124,7 +124,7 @@ def test_no_event_has_a_field_for_output_values_or_arguments(kind: type[AuditEve
         assert name not in {"argv", "stdout", "stderr", "stdin", "environment", "token"}
 
 
-@pytest.mark.parametrize("kind", ALL_EVENT_TYPES)
+@pytest.mark.parametrize("kind", EVENT_TYPES)
 def test_every_event_has_a_catalog_entry_whose_fields_exist(kind: type[AuditEvent]) -> None:
     entries = dict(
         re.findall(r"^-- ([0-9a-f]{32})\n(.*?)(?=^-- |\Z)", CATALOG.read_text(), re.M | re.S)
@@ -138,10 +138,10 @@ def test_every_event_has_a_catalog_entry_whose_fields_exist(kind: type[AuditEven
 
 def test_the_catalog_has_no_entry_without_an_event() -> None:
     ids = re.findall(r"^-- ([0-9a-f]+)$", CATALOG.read_text(), re.M)
-    assert sorted(ids) == sorted(kind.MESSAGE_ID for kind in ALL_EVENT_TYPES)
+    assert sorted(ids) == sorted(kind.MESSAGE_ID for kind in EVENT_TYPES)
 
 
-@pytest.mark.parametrize("kind", ALL_EVENT_TYPES)
+@pytest.mark.parametrize("kind", EVENT_TYPES)
 def test_every_event_is_documented_with_its_priority(kind: type[AuditEvent]) -> None:
     (row,) = (
         line

@@ -11,7 +11,7 @@ from sbxd.policy.egress import Allowed, EgressRefusal, Refused, evaluate
 from sbxd.policy.public_https import BROWSER_PAGE, UNSUBSCRIBE, PublicHttps
 from sbxd.port.egress import EgressMode, EgressPolicy
 from sbxd.port.environment import EnvironmentSpec
-from sbxd.settings import EgressSettings, Settings
+from sbxd.settings import Settings
 from sbxd.wire import messages
 
 OWN_REFUSAL = {
@@ -138,8 +138,8 @@ def test_no_message_specification_or_configuration_contains_one() -> None:
     loose = (msgspec.inspect.CustomType, msgspec.inspect.AnyType, msgspec.inspect.ExtType)
     assert [info for info in found if isinstance(info, loose)] == []
     # Control: the walk descends to the policy from both sides, and sees a type that is loose.
-    for root, policy in ((Settings, EgressSettings), (EnvironmentSpec, EgressPolicy)):
-        assert policy in structs_of(types_within(root))
+    for root in (Settings, EnvironmentSpec):
+        assert any(issubclass(each, EgressPolicy) for each in structs_of(types_within(root)))
     selectable = msgspec.defstruct("Selectable", [("rules", tuple[PublicHttps, ...])])
     assert any(isinstance(info, loose) for info in types_within(selectable))
 

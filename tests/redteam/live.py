@@ -8,20 +8,26 @@ import os
 import secrets
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import trio
 
 from sbxd.client.admin import AdminClient, connect_admin
+from sbxd.client.bridge import BridgeHandler
 from sbxd.client.remote import RemoteExecutionEnvironment, connect
 from sbxd.client.workspace import RemoteWorkspace
 from sbxd.port.command import ExecutionCommand, ExecutionResult
 from sbxd.port.egress import DENY_ALL
-from sbxd.port.environment import EnvironmentHandle, EnvironmentSpec
+from sbxd.port.environment import (
+    BRIDGE_SOCKET_PATH,
+    BridgeEndpoint,
+    EnvironmentHandle,
+    EnvironmentSpec,
+)
 from sbxd.port.ids import RunId, TenantId
-from sbxd.port.limits import MIB, ResourceLimits
+from sbxd.port.limits import MIB, EnvironmentBudgets, ResourceLimits
 from sbxd.probes.probe import PRELUDE
 
 WORKER_SOCKET = "/run/sbxd/worker.sock"
@@ -35,6 +41,11 @@ LIMITS = ResourceLimits(
     inodes_max=2000,
     wall_clock_seconds=120,
 )
+
+
+def fresh_bridge() -> BridgeEndpoint:
+    """A bridge with a token of its own."""
+    return BridgeEndpoint(socket_path=BRIDGE_SOCKET_PATH, token=secrets.token_hex(16))
 
 
 @dataclass(frozen=True)
@@ -74,6 +85,15 @@ class Live:
         """Run a Python program in the environment."""
         return await self.run("python3", "-c", source, **options)  # type: ignore[arg-type]
 
+    def with_bridge(
+        self, handler: BridgeHandler, *, approval_hold_seconds: float = 300.0
+    ) -> "Live":
+        """The same environment; what runs through this has its bridge."""
+        hooks = replace(
+            self.remote.hooks, bridge=handler, approval_hold_seconds=approval_hold_seconds
+        )
+        return Live(self.remote.with_hooks(hooks), self.handle)
+
     async def look(self, source: str) -> Any:
         """Run a program that begins with PRELUDE and calls `answer` once: what it answered."""
         result = await self.python(PRELUDE + source)
@@ -112,7 +132,14 @@ async def default_image() -> str:
     return digest
 
 
-def specification(image: str, limits: ResourceLimits = LIMITS, **ids: str) -> EnvironmentSpec:
+def specification(
+    image: str,
+    limits: ResourceLimits = LIMITS,
+    *,
+    bridge: BridgeEndpoint | None = None,
+    budgets: EnvironmentBudgets | None = None,
+    **ids: str,
+) -> EnvironmentSpec:
     """A specification under a run of its own."""
     return EnvironmentSpec(
         tenant_id=TenantId(ids.get("tenant", "tenant-1")),
@@ -122,16 +149,25 @@ def specification(image: str, limits: ResourceLimits = LIMITS, **ids: str) -> En
         limits=limits,
         egress=DENY_ALL,
         environment={},
-        bridge=None,
+        bridge=bridge,
+        budgets=budgets,
     )
 
 
 @asynccontextmanager
-async def live(limits: ResourceLimits = LIMITS, **ids: str) -> AsyncIterator[Live]:
+async def live(
+    limits: ResourceLimits = LIMITS,
+    *,
+    bridge: BridgeEndpoint | None = None,
+    budgets: EnvironmentBudgets | None = None,
+    **ids: str,
+) -> AsyncIterator[Live]:
     """An environment for one test, destroyed afterwards."""
     image = await default_image()
     async with connect(WORKER_SOCKET, client_name="tests") as remote:
-        handle = await remote.provision(specification(image, limits, **ids))
+        handle = await remote.provision(
+            specification(image, limits, bridge=bridge, budgets=budgets, **ids)
+        )
         try:
             yield Live(remote, handle)
         finally:

@@ -3,6 +3,9 @@
 Source: DESIGN 3.1, 3.2, CASES Part 2 numbers 3, 5, 12, 20, LIF-08, API-13.
 """
 
+from contextlib import suppress
+from pathlib import Path
+
 import pytest
 import trio
 
@@ -15,7 +18,7 @@ from sbxd.port.errors import (
     WorkspaceError,
 )
 from sbxd.port.limits import MIB
-from tests.redteam.live import Live, admin, live
+from tests.redteam.live import Live, admin, live, wait_process_on_the_host
 
 pytestmark = [pytest.mark.needs("daemon"), pytest.mark.also("uml")]
 
@@ -51,6 +54,45 @@ async def test_stopped_processes_are_ended_by_the_timeout() -> None:
         await works(environment)
 
 
+@pytest.mark.case("RES-12")
+async def test_a_process_that_waits_uninterruptibly_is_ended_by_the_timeout() -> None:
+    """The parent of a vfork waits so until its child is gone or is another program."""
+    marker = "waits-for-its-vfork"
+    source = f"""
+import ctypes, time
+if ctypes.CDLL(None).syscall(58) == 0:
+    time.sleep(600)  # {marker}
+"""
+    states: list[str] = []
+    async with live() as environment:
+
+        async def look() -> None:
+            await wait_process_on_the_host(marker)
+            with trio.fail_after(20):
+                while "D" not in states:
+                    await trio.lowlevel.checkpoint()
+                    states.extend(_states_in(environment.handle.environment_id))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(look)
+            result = await environment.run("python3", "-c", source, marker, timeout_seconds=4)
+        assert result.killed_by is KillReason.TIMEOUT
+        await works(environment)
+    assert "D" in states, "the control: it did wait so"
+
+
+def _states_in(environment_id: str) -> list[str]:
+    """The states of the processes of an environment's commands, as the host's kernel tells."""
+    scope = Path(f"/sys/fs/cgroup/sbx.slice/sbx-{environment_id}.scope")
+    states = []
+    for file in scope.glob("box/exec-*/cgroup.procs"):
+        with suppress(OSError):
+            for pid in file.read_text().split():
+                stat = Path(f"/proc/{pid}/stat").read_text()
+                states.append(stat.rpartition(") ")[2].split()[0])
+    return states
+
+
 async def test_closing_all_streams_neither_ends_nor_hangs_the_command() -> None:
     async with live() as environment:
         closed = await environment.run("sh", "-c", "exec 0<&- 1>&- 2>&-; sleep 1; exit 4")
@@ -69,14 +111,26 @@ async def test_input_that_nobody_reads_is_no_error() -> None:
         assert counted.stdout.split() == [b"20971520"], "the control: one that reads gets all"
 
 
-async def test_a_workspace_that_its_owner_closed_is_still_the_services_to_read_and_erase() -> None:
+@pytest.mark.parametrize("mode", ["000", "077", "600"])
+async def test_a_workspace_that_a_command_closed_is_open_to_the_next(mode: str) -> None:
     async with live() as environment:
         await environment.workspace.write("note", b"kept")
-        assert (await environment.run("chmod", "000", "/workspace")).exit_code == 0
-        with pytest.raises(ExecutionRejected) as refused:
-            await environment.run("true")
-        assert refused.value.code is RejectedCode.WORKING_DIRECTORY_NOT_FOUND
+        assert (await environment.run("chmod", mode, "/workspace")).exit_code == 0
         assert await environment.workspace.read("note") == b"kept"
+        await works(environment)
+        seen = await environment.run("sh", "-c", "stat -c %a . && cat note")
+        assert seen.stdout == f"{int(mode, 8) | 0o700:o}\nkept".encode()
+
+
+async def test_another_directory_that_is_closed_is_a_refusal_and_stays_closed() -> None:
+    async with live() as environment:
+        await environment.run("sh", "-c", "mkdir closed open && chmod 000 closed")
+        with pytest.raises(ExecutionRejected) as refused:
+            await environment.run("true", directory="closed")
+        assert refused.value.code is RejectedCode.WORKING_DIRECTORY_NOT_FOUND
+        assert "may be entered" in refused.value.detail
+        assert (await environment.run("true", directory="open")).exit_code == 0
+        assert (await environment.run("stat", "-c", "%a", "closed")).stdout == b"0\n"
 
 
 @pytest.mark.case("RES-04")

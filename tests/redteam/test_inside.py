@@ -8,6 +8,7 @@ Source: DESIGN 3.10, CASES ESC-02, ESC-09, ESC-10, ESC-11, ESC-18, FS-02, FS-13.
 import secrets
 import socket
 import tarfile
+from pathlib import Path
 
 import pytest
 import trio
@@ -177,3 +178,17 @@ print("über", flush=True)
 
 async def _sleep(environment: Live, marker: str) -> None:
     await environment.run("python3", "-c", "import time; time.sleep(600)", marker)
+
+
+async def test_nothing_that_the_host_mounts_reaches_the_environment() -> None:
+    """No mount inside is the peer of one outside, or follows one."""
+    async with live() as environment:
+        seen = await environment.run("cat", "/proc/self/mountinfo")
+    tags = [line.split(" - ")[0].split()[6:] for line in seen.stdout.decode().splitlines()]
+    assert len(tags) > 10
+    assert not any(tags), tags
+    assert _host_shares_mounts(), "the control: what is not cut off is shared"
+
+
+def _host_shares_mounts() -> bool:
+    return "shared:" in Path("/proc/self/mountinfo").read_text()

@@ -18,6 +18,7 @@ from tests.redteam.probing import find_nothing_wrong_on_either_side
 pytestmark = pytest.mark.gate("gate.sandbox.escape_denied")
 
 
+@pytest.mark.also("qemu")
 @pytest.mark.needs("daemon", "apparmor")
 async def test_a_command_and_what_it_starts_carry_the_profile_inside_and_outside() -> None:
     marker = secrets.token_hex(8)
@@ -35,6 +36,7 @@ async def test_a_command_and_what_it_starts_carry_the_profile_inside_and_outside
             nursery.cancel_scope.cancel()
 
 
+@pytest.mark.also("qemu")
 @pytest.mark.needs("daemon", "apparmor")
 async def test_the_probe_of_the_label_finds_what_it_is_to_find() -> None:
     await find_nothing_wrong_on_either_side(APPARMOR)
@@ -52,6 +54,7 @@ os.execv("/usr/bin/cat", ["cat", "/proc/self/attr/apparmor/current"])
     assert done.stdout.strip("\0\n") == LABEL
 
 
+@pytest.mark.also("qemu")
 @pytest.mark.needs("daemon", "landlock")
 async def test_the_probe_of_the_domain_finds_what_it_is_to_find() -> None:
     await find_nothing_wrong_on_either_side(LANDLOCK)

@@ -5,13 +5,16 @@ RES-03, RES-05, RES-06, RES-07.
 """
 
 import os
+from contextlib import AsyncExitStack
 from pathlib import Path
 
+import msgspec
 import pytest
+import trio
 
 from sbxd.port.command import KillReason
 from sbxd.port.limits import MIB
-from tests.redteam.live import live
+from tests.redteam.live import LIMITS, Live, live
 
 pytestmark = [
     pytest.mark.needs("daemon", "limits"),
@@ -103,6 +106,26 @@ while True:
     assert after <= before + 8, "processes survived the kill"
 
 
+@pytest.mark.case("RES-01")
+async def test_a_bomb_of_threads_is_ended_with_pids() -> None:
+    source = """
+import threading, time
+print("start", flush=True)
+made = 0
+while True:
+    try:
+        threading.Thread(target=time.sleep, args=(600,), daemon=True).start()
+        made += 1
+    except RuntimeError:
+        pass
+"""
+    async with live() as environment:
+        result = await environment.python(source)
+    assert result.killed_by is KillReason.PIDS, result
+    assert result.usage.pids_peak == LIMITS.pids_max
+    assert result.stdout == b"start\n"
+
+
 async def test_a_program_that_is_refused_a_few_forks_and_copes_just_works() -> None:
     """What `make -j` does: EAGAIN is answered by waiting for a child."""
     source = """
@@ -183,6 +206,72 @@ async def test_output_of_exactly_the_cap_is_no_violation() -> None:
     assert result.killed_by is None
     assert not result.stdout_truncated
     assert len(result.stdout) == 70_000
+
+
+SPIN = "while True: pass"
+SPIN_SECONDS = 8
+
+
+async def _processor_time(*tenants: str) -> list[int]:
+    """How many ms each got, of commands that spin at the same time."""
+    used = [0] * len(tenants)
+
+    async def spin(position: int, environment: Live, begin: trio.Event) -> None:
+        await begin.wait()
+        result = await environment.python(SPIN, timeout_seconds=SPIN_SECONDS)
+        assert result.killed_by is KillReason.TIMEOUT
+        assert result.usage.cpu_ms is not None
+        used[position] = result.usage.cpu_ms
+
+    async with AsyncExitStack() as stack:
+        begin = trio.Event()
+        environments = [await stack.enter_async_context(live(tenant=each)) for each in tenants]
+        async with trio.open_nursery() as nursery:
+            for position, environment in enumerate(environments):
+                nursery.start_soon(spin, position, environment, begin)
+            begin.set()
+    return used
+
+
+@pytest.mark.case("RES-08", "RES-16")
+async def test_a_tenant_with_three_busy_environments_gets_no_more_than_one_with_one() -> None:
+    *many, single = await _processor_time("many", "many", "many", "single")
+    share = single / (sum(many) + single)
+    assert share > 0.36, f"the single one got {share:.0%} of {many} and {single}"
+
+
+async def test_control_of_one_tenant_each_environment_gets_its_part() -> None:
+    *rest, last = await _processor_time("many", "many", "many", "many")
+    share = last / (sum(rest) + last)
+    assert share < 0.36, f"the last one got {share:.0%} of {rest} and {last}"
+
+
+@pytest.mark.case("RES-08")
+async def test_many_short_burners_together_have_the_rate_of_one() -> None:
+    """None of them lives long enough for a limit of its own."""
+    source = """
+import os, time
+while True:
+    for _ in range(4):
+        if os.fork() == 0:
+            end = time.process_time() + 0.02
+            while time.process_time() < end:
+                pass
+            os._exit(0)
+    for _ in range(4):
+        os.wait()
+"""
+    limits = msgspec.structs.replace(LIMITS, cpu_millicores=200)
+    async with live(limits) as environment:
+        result = await environment.python(source, timeout_seconds=5)
+    assert result.killed_by is KillReason.TIMEOUT
+    assert result.usage.cpu_ms is not None
+    allowed_ms = result.duration_ms * 200 // 1000
+    assert result.usage.cpu_ms <= allowed_ms * 12 // 10 + 100
+    async with live() as environment:
+        control = await environment.python(source, timeout_seconds=5)
+    assert control.usage.cpu_ms is not None
+    assert control.usage.cpu_ms > 2 * allowed_ms, "the control: they would use more"
 
 
 @pytest.mark.case("RES-05")

@@ -5,9 +5,13 @@ a refusal (its own bound) or with MEMORY, and the host never gives more than the
 is that the same command may use the same resource in a small amount.
 """
 
+import sys
+import tempfile
 from pathlib import Path
 
+import msgspec
 import pytest
+import trio
 
 from sbxd.launcher.prepare import TMP_BYTES_MIN, tmpfs_bytes
 from sbxd.launcher.requests import CgroupLimits
@@ -166,4 +170,47 @@ async def test_memory_high_is_below_memory_max_where_both_are() -> None:
         weight = (Path(root).parent / "cpu.weight").read_text()
     assert maximum == LIMITS.memory_bytes
     assert maximum * 94 // 100 <= high < maximum
-    assert weight == f"{LIMITS.cpu_millicores // 10}\n"
+    assert weight == "10000\n"
+
+
+# Names that do not exist are remembered by the kernel, in some 450 bytes each.
+NAMES = """
+import os, sys
+folder, count = sys.argv[1], int(sys.argv[2])
+pad = "x" * 230
+for number in range(count):
+    try:
+        os.stat(f"{folder}/{pad}{number}")
+    except FileNotFoundError:
+        pass
+print("done", flush=True)
+"""
+NAMES_COUNT = 150_000
+
+
+def _reclaimable_slab() -> int:
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith("SReclaimable:"):
+            return int(line.split()[1]) * 1024
+    raise AssertionError("the kernel counts no reclaimable slab")
+
+
+@pytest.mark.case("RES-15")
+async def test_names_that_the_kernel_remembers_are_charged_and_bounded() -> None:
+    limit = 40 * MIB
+    limits = msgspec.structs.replace(LIMITS, memory_bytes=limit)
+    async with live(limits) as environment:
+        before = _reclaimable_slab()
+        result = await environment.run("python3", "-c", NAMES, "/workspace", str(NAMES_COUNT))
+        inside = _reclaimable_slab() - before
+    assert result.stdout == b"done\n", result
+    peak = result.usage.memory_peak_bytes
+    assert peak is not None
+    assert limit * 3 // 4 <= peak <= limit, "they were not charged, or not bounded"
+    assert inside <= limit
+    with tempfile.TemporaryDirectory(dir="/var/lib/sbxd") as folder:
+        before = _reclaimable_slab()
+        command = [sys.executable, "-c", NAMES, folder, str(NAMES_COUNT)]
+        await trio.run_process(command, capture_stdout=True)
+        outside = _reclaimable_slab() - before
+    assert outside > limit, "the control: where nothing bounds them they are more than that"

@@ -84,6 +84,7 @@ def _link(name: str) -> tuple[str, str, str]:
     return "--symlink", f"usr/{name}", f"/{name}"
 
 
+@pytest.mark.awaits("apparmor", "landlock", "image-workloads")
 @pytest.mark.case("KRN-01", "KRN-14")
 @pytest.mark.parametrize("row", ROWS, ids=[row.name.replace(" ", "-") for row in ROWS])
 async def test_a_row_of_the_matrix_holds(image: str, row: Row) -> None:

@@ -5,7 +5,9 @@ it; directories, `cgroup.kill` and limit files stay root's, and only `cgroup.pro
 of the leaves belong to the environment's init (CLONE_INTO_CGROUP checks both with init's own
 credentials). A leaf's limits are the specification's. The box is larger by `HEADROOM`, which is
 what init, the steward and the one parked child ahead need: this is the only place that knows it.
-A limit whose controller this host lacks is not written and is reported by `unenforced`.
+A limit whose controller this host lacks is not written and is reported by `unenforced`. The
+ceilings on the disk are the box's alone, so that what a removed leaf left to be written is still
+held to them.
 """
 
 import errno
@@ -18,8 +20,11 @@ from typing import NamedTuple
 
 from sbxd.launcher.kernel import hostpaths
 from sbxd.launcher.requests import CgroupLimits
+from sbxd.port.limits import IoCeilings
 
-CONTROLLERS = ("cpu", "memory", "pids")
+CONTROLLERS = ("cpu", "io", "memory", "pids")
+# As the last of LEAF_DESCRIPTORS.
+_COUNTERS = ("memory.events", "memory.peak", "pids.events", "pids.peak", "cpu.stat", "io.stat")
 PERIOD_US = 100_000
 HIGH_MARGIN_BYTES_MAX = 16 * 1024 * 1024
 _FILE_BYTES_MAX = 64 * 1024
@@ -72,13 +77,33 @@ def memory_high_bytes(maximum: int) -> int:
     return maximum - min(maximum // 20, HIGH_MARGIN_BYTES_MAX)
 
 
-def cpu_weight(cpu_millicores: int) -> int:
-    """The share of a busy host: what was asked for, with the kernel's default at one core."""
-    return min(max(cpu_millicores // 10, 1), 10_000)
+def io_max(device: str, ceilings: IoCeilings) -> str:
+    """The line of `io.max` for this device ("MAJ:MIN"); "" without a ceiling."""
+    keys = {
+        "rbps": ceilings.read_bytes,
+        "wbps": ceilings.write_bytes,
+        "riops": ceilings.read_operations,
+        "wiops": ceilings.write_operations,
+    }
+    words = [f"{key}={value:d}" for key, value in keys.items() if value is not None]
+    return " ".join([device, *words]) if words else ""
+
+
+def limit_io(
+    directory: int, ceilings: IoCeilings, device: str | None, controllers: frozenset[str]
+) -> tuple[str, ...]:
+    """Write the ceilings on this device (None: the state directory has none); what is left
+    unenforced of them is returned. Raises OSError when the kernel refuses."""
+    if ceilings == IoCeilings():
+        return ()
+    if device is None or "io" not in controllers:
+        return ("io",)
+    write(directory, "io.max", io_max(device, ceilings))
+    return ()
 
 
 def unenforced(controllers: frozenset[str]) -> tuple[str, ...]:
-    """The limits that stay unenforced where only these controllers exist."""
+    """The limits of a specification that stay unenforced where only these controllers exist."""
     return tuple(name for name in ("memory", "pids", "cpu") if name not in controllers)
 
 
@@ -171,7 +196,7 @@ def make_leaf(box: int, number: int, limits: CgroupLimits, owner: int) -> tuple[
         give_procs(leaf, owner)
         opened.append(os.open("cgroup.kill", os.O_WRONLY | os.O_CLOEXEC, dir_fd=leaf))
         opened.append(os.open("cgroup.events", os.O_RDONLY | os.O_CLOEXEC, dir_fd=leaf))
-        for file in ("memory.events", "memory.peak", "pids.events", "pids.peak", "cpu.stat"):
+        for file in _COUNTERS:
             opened.append(open_or_null(leaf, file))
     except BaseException:
         for descriptor in opened:

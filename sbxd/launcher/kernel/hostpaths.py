@@ -247,3 +247,16 @@ def apparmor_profiles() -> str:
 def swap_lines() -> list[str]:
     """The swap devices in use."""
     return flag_file("swaps").splitlines()[1:]
+
+
+def state_disk() -> str | None:
+    """The whole disk below the state directory as "MAJ:MIN"; None where there is none (a file
+    system in memory or on the network, or on several disks)."""
+    device = os.stat(STATE_DIRECTORY).st_dev
+    entry = f"/sys/dev/block/{os.major(device)}:{os.minor(device)}"
+    whole = f"{entry}/../dev" if os.path.exists(f"{entry}/partition") else f"{entry}/dev"
+    try:
+        with open(whole, encoding="ascii") as file:
+            return file.read(32).strip()
+    except FileNotFoundError:
+        return None

@@ -75,6 +75,15 @@ def _controller(name: str) -> ProbeItem:
     )
 
 
+def _io(name: str) -> ProbeItem:
+    item = _controller(name)
+    if item.state == "ok" and hostpaths.state_disk() is not None:
+        return _ok(name, "ceilings on the disk are enforced, and written bytes are counted")
+    fix = item.fix or "put the state directory on a file system of one disk"
+    detail = "limits.io cannot be enforced, and bytes written to the disk are not counted"
+    return ProbeItem(name=name, state="degraded", detail=detail, fix=fix)
+
+
 def _nsdelegate(name: str) -> ProbeItem:
     options = _mount_options(hostpaths.CGROUP_ROOT) or ""
     if "nsdelegate" in options.split(","):
@@ -225,6 +234,7 @@ _PROBES: tuple[tuple[str, Callable[[str], ProbeItem]], ...] = (
     ("cgroup.memory", _controller),
     ("cgroup.pids", _controller),
     ("cgroup.cpu", _controller),
+    ("cgroup.io", _io),
     ("cgroup.nsdelegate", _nsdelegate),
     ("clone_into_cgroup", _clone_into_cgroup),
     ("user_namespaces", _user_namespaces),

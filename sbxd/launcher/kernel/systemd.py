@@ -2,7 +2,8 @@
 
 The adapter for pystemd; its blocking calls run only in a forked helper, never in the launcher's
 loop. PID 1's private socket is used where it exists (root only, and no message bus in between),
-else the system bus. Deliberately absent: any change of a live unit, and any unit that is not ours.
+else the system bus. Deliberately absent: any change of a live unit
+but of its CPU weight, and any unit that is not ours.
 """
 
 import os
@@ -15,7 +16,7 @@ from pystemd.dbusexc import DBusBaseError, DBusNoSuchUnitError
 from pystemd.dbuslib import DBusAddress, apply_signature
 
 from sbxd.launcher.kernel import cgroup, hostpaths
-from sbxd.launcher.requests import CgroupLimits
+from sbxd.launcher.requests import CPU_WEIGHT_MAX, CgroupLimits
 
 _NAME = b"org.freedesktop.systemd1"
 _PATH = b"/org/freedesktop/systemd1"
@@ -59,7 +60,7 @@ def scope_properties(
         (b"MemorySwapMax", b"t", 0),
         (b"TasksMax", b"t", ceiling.pids_max),
         (b"CPUQuotaPerSecUSec", b"t", ceiling.cpu_millicores * 1000),
-        (b"CPUWeight", b"t", cgroup.cpu_weight(limits.cpu_millicores)),
+        (b"CPUWeight", b"t", CPU_WEIGHT_MAX),
     ]
 
 
@@ -92,14 +93,7 @@ class Connection:
     def start_scope(self, name: str, properties: Sequence[_Property]) -> bytes:
         """Ask for the scope; returns the job to wait for."""
         arguments: list[tuple[int, Any]] = apply_signature(b"ss", [name.encode(), b"fail"])
-        arguments.append((ord("a"), b"(sv)"))
-        for key, kind, value in properties:
-            arguments.append((ord("r"), b"sv"))
-            arguments += apply_signature(b"s", [key])
-            arguments.append((ord("v"), kind))
-            arguments += apply_signature(kind, [value])
-            arguments += [(-1, None), (-1, None)]
-        arguments.append((-1, None))
+        arguments += _property_list(properties)
         arguments += [(ord("a"), b"(sa(sv))"), (-1, None)]
         try:
             reply = self._bus.call_method(_NAME, _PATH, _MANAGER, b"StartTransientUnit", arguments)
@@ -136,6 +130,17 @@ class Connection:
             raise _refusal(problem) from None
         self.wait_job(bytes(reply.body), deadline)
 
+    def set_cpu_weight(self, name: str, weight: int) -> None:
+        """Change the weight of a scope until it ends; a gone one is no error."""
+        arguments: list[tuple[int, Any]] = apply_signature(b"sb", [name.encode(), True])
+        arguments += _property_list([(b"CPUWeight", b"t", weight)])
+        try:
+            self._bus.call_method(_NAME, _PATH, _MANAGER, b"SetUnitProperties", arguments)
+        except DBusNoSuchUnitError:
+            return
+        except DBusBaseError as problem:
+            raise _refusal(problem) from None
+
     def list_scopes(self) -> list[Unit]:
         """Our scopes that PID 1 has loaded, whatever their state."""
         pattern = f"{hostpaths.SCOPE_PREFIX}*{hostpaths.SCOPE_SUFFIX}".encode()
@@ -167,6 +172,18 @@ def connect() -> Iterator[Connection]:
         yield Connection(bus, None if private else _NAME)
     finally:
         bus.close()
+
+
+def _property_list(properties: Sequence[_Property]) -> list[tuple[int, Any]]:
+    arguments: list[tuple[int, Any]] = [(ord("a"), b"(sv)")]
+    for key, kind, value in properties:
+        arguments.append((ord("r"), b"sv"))
+        arguments += apply_signature(b"s", [key])
+        arguments.append((ord("v"), kind))
+        arguments += apply_signature(kind, [value])
+        arguments += [(-1, None), (-1, None)]
+    arguments.append((-1, None))
+    return arguments
 
 
 def _refusal(problem: DBusBaseError) -> SystemdRefused:

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from sbxd.launcher.kernel import hostpaths, loop_image, project_quota
+from sbxd.launcher.kernel import hostpaths, loop_image, mounts, project_quota
 from sbxd.launcher.requests import VolumeSize
 
 QUOTA = "quota"
@@ -59,8 +59,12 @@ def create(environment_id: str, size: VolumeSize) -> VolumeHandle:
     with _directory() as directory:
         if project_quota.is_enforced(directory):
             with _exclusive(directory):
-                return VolumeHandle(QUOTA, project_quota.create(directory, name, size))
-        return VolumeHandle(LOOP, loop_image.create(directory, name, size))
+                made = VolumeHandle(QUOTA, project_quota.create(directory, name, size))
+        else:
+            made = VolumeHandle(LOOP, loop_image.create(directory, name, size))
+    # A copy of the host's mount would else go on receiving what the host mounts there.
+    mounts.restrict(made.mount_fd, mounts.NOSUID | mounts.NODEV)
+    return made
 
 
 def resize(environment_id: str, size: VolumeSize) -> None:

@@ -1,0 +1,14 @@
+"""Every type of event that the daemon records, from the modules that define them."""
+
+from sbxd.audit import events
+from sbxd.audit.bridge_events import BRIDGE_EVENT_TYPES
+from sbxd.audit.confinement import ConfinementMismatched
+from sbxd.audit.egress_events import EGRESS_EVENT_TYPES
+from sbxd.audit.events import AuditEvent
+
+EVENT_TYPES: tuple[type[AuditEvent], ...] = (
+    *events.EVENT_TYPES,
+    *BRIDGE_EVENT_TYPES,
+    *EGRESS_EVENT_TYPES,
+    ConfinementMismatched,
+)
