@@ -21,6 +21,7 @@ REFUSED_AS_UNLISTED = "403 host_not_listed"
 class Need(StrEnum):
     """What of the policy a probe is about."""
 
+    NOTHING = "nothing"
     PROXY = "an allowlist that is not empty"
     LISTED = "a listed destination that is no wildcard"
     LISTED_TLS = "a listed destination with port 443 that is no wildcard"
@@ -46,10 +47,11 @@ class EgressProbe:
 
 @dataclass(frozen=True)
 class Target:
-    """What of the policy the programs are told. host, port: a listed destination, None where there
+    """What of the policy the programs are told. has_proxy: whether anything is listed. host, port: a listed destination, None where there
     is none that is no wildcard. unlisted_port: one that host has not. head_seconds, tunnels_max:
     the caps."""
 
+    has_proxy: bool
     host: str | None
     port: int | None
     unlisted_port: int | None
@@ -59,8 +61,10 @@ class Target:
     def has(self, need: Need) -> bool:
         """Whether a probe with this need can be run."""
         match need:
-            case Need.PROXY:
+            case Need.NOTHING:
                 return True
+            case Need.PROXY:
+                return self.has_proxy
             case Need.LISTED:
                 return self.host is not None
             case Need.LISTED_TLS:

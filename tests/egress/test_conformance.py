@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -23,7 +24,14 @@ from tests.egress.world import HOST, World, open_world
 OF_A_NAMESPACE = ("around", "without-yes")
 PROBES = [each for each in EGRESS_PROBES if each.probe.id not in OF_A_NAMESPACE]
 TUNNELS_MAX = 6
-TARGET = Target(host=HOST, port=443, unlisted_port=444, head_seconds=1, tunnels_max=TUNNELS_MAX)
+TARGET = Target(
+    has_proxy=True,
+    host=HOST,
+    port=443,
+    unlisted_port=444,
+    head_seconds=1,
+    tunnels_max=TUNNELS_MAX,
+)
 
 
 async def run(each: EgressProbe, address: tuple[str, int], target: Target = TARGET) -> object:
@@ -135,20 +143,23 @@ async def test_refusing_everything_is_no_conformance_to_a_rule() -> None:
 
 # --- what is needed ---------------------------------------------------------------------------
 
-NOTHING_LISTED = Target(
-    host=None, port=None, unlisted_port=None, head_seconds=5, tunnels_max=TUNNELS_MAX
-)
+
+def only(**changed: object) -> Target:
+    return replace(TARGET, **changed)  # type: ignore[arg-type]
 
 
 def test_what_needs_a_listed_destination_is_not_run_without_one() -> None:
-    assert [each.probe.id for each in EGRESS_PROBES if NOTHING_LISTED.has(each.need)] == [
+    wildcards = only(host=None, port=None, unlisted_port=None)
+    assert [each.probe.id for each in EGRESS_PROBES if wildcards.has(each.need)] == [
         *("around", "without-yes", "malformed-heads", "malformed-hosts", "methods"),
         *("huge-head", "slow-head"),
     ]
+    nothing = only(has_proxy=False, host=None, port=None, unlisted_port=None)
+    assert [each for each in EGRESS_PROBES if nothing.has(each.need)] == []
     assert all(TARGET.has(each.need) for each in EGRESS_PROBES)
-    assert not Target(HOST, 8443, 1, 5, 5).has(Need.LISTED_TLS)
-    assert not Target(HOST, 443, None, 5, 5).has(Need.UNLISTED_PORT)
-    assert not Target(HOST, 443, 1, 5, 4096).has(Need.TUNNELS)
+    assert not only(port=8443).has(Need.LISTED_TLS)
+    assert not only(unlisted_port=None).has(Need.UNLISTED_PORT)
+    assert not only(tunnels_max=4096).has(Need.TUNNELS)
 
 
 def test_only_one_probe_is_of_a_command_without_its_yes() -> None:
