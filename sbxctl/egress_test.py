@@ -160,9 +160,8 @@ def row(each: EgressProbe, result: ExecutionResult) -> Row:
     """What a command that ran a probe comes to; one that did not end by itself proves nothing."""
     probe = each.probe
     if result.exit_code != 0:
-        why = (
-            result.killed_by or (result.stderr.decode("utf-8", "replace").splitlines() or ["?"])[-1]
-        )
+        said = result.stderr.decode("utf-8", "replace").splitlines() or ["?"]
+        why = result.killed_by or said[-1]
         note = f"the program did not end by itself: {why}"[:FOUND_CHARACTERS_MAX]
         return Row(probe=probe.id, cases=probe.cases, verdict=Verdict.INCONCLUSIVE, note=note)
     try:

@@ -1,4 +1,4 @@
-"""From refused connections to the smallest list that would have allowed them, for a person to judge.
+"""From refused connections to the smallest list that would have allowed them, to be judged.
 
 Invariants: pure; only a name that a rule did not cover is suggested, never one that was malformed,
 an address, or refused for an address that it resolved to (with any port); names are exact, and a
@@ -196,9 +196,7 @@ def as_toml(learned: Lesson, configured: Sequence[EgressDestination]) -> str:
         asked = f"{each.asked} time{'' if each.asked == 1 else 's'}"
         lines.append(f"    {_entry(each.host, each.ports)},  # {asked}")
     for wildcard in learned.wildcards:
-        lines.append(
-            f"    # Instead of {len(wildcard.names)} names, and for every other like them:"
-        )
+        lines.append(f"    # Instead of {len(wildcard.names)} names, for all like them:")
         lines.append(f"    # {_entry(wildcard.host, wildcard.ports)},")
     lines.append("]")
     return "\n".join(lines) + "\n"

@@ -47,9 +47,9 @@ class EgressProbe:
 
 @dataclass(frozen=True)
 class Target:
-    """What of the policy the programs are told. has_proxy: whether anything is listed. host, port: a listed destination, None where there
-    is none that is no wildcard. unlisted_port: one that host has not. head_seconds, tunnels_max:
-    the caps."""
+    """What of the policy the programs are told. has_proxy: whether anything is listed. host, port:
+    a listed destination, None where there is none that is no wildcard. unlisted_port: one that
+    this host has not. head_seconds, tunnels_max: the caps."""
 
     has_proxy: bool
     host: str | None
