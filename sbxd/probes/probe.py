@@ -175,7 +175,8 @@ def _wrong(probe: Probe, answer: object) -> Iterator[str]:
         yield "the answer is no object"
         return
     for name, admissible in probe.inside.items():
-        if answer.get(name) not in admissible:
+        found = answer.get(name)
+        if not isinstance(found, str) or found not in admissible:
             yield f"{name}: {answer.get(name)!a}, not {' or '.join(sorted(admissible))}"
     for name, expected in probe.controls.items():
         if answer.get(name) != expected:
