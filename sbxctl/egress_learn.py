@@ -49,12 +49,16 @@ def learn(socket: str, run_id: str | None, since: str | None, as_json: bool) -> 
         since = SINCE
 
     # Before there is a connection, whose heartbeat would wait for it.
-    records = list(journal(run_id=run_id, since=since))
+    records = [
+        record
+        for record in journal(run_id=run_id, since=since)
+        if run_id is not None or not of_a_test(record)
+    ]
 
     async def verb(admin: AdminClient) -> int:
         configured = (await admin.egress_show()).policy.destinations
         learned = lesson(
-            denials(records, with_tests=run_id is not None),
+            denials(records),
             configured,
             not_recorded=counted(records),
         )
@@ -136,15 +140,18 @@ def _record(line: bytes) -> dict[str, object] | None:
     return record if isinstance(record, dict) else None
 
 
-def denials(records: Iterable[dict[str, object]], *, with_tests: bool) -> Iterator[Denial]:
-    """The refusals of these records; those of `sbxctl egress test` only where asked for."""
+def of_a_test(record: dict[str, object]) -> bool:
+    """Whether it is of a run of `sbxctl egress test`, which is refused on purpose."""
+    run_id = _text(record, "SBX_RUN_ID") or ""
+    return _text(record, "SBX_TENANT_ID") == OPERATOR_TENANT and run_id.startswith(TEST_RUNS)
+
+
+def denials(records: Iterable[dict[str, object]]) -> Iterator[Denial]:
+    """The refusals that were recorded one by one."""
     for record in records:
-        if record.get("SBX_EVENT") != "EgressRefused":
-            continue
-        run_id, tenant_id = _text(record, "SBX_RUN_ID"), _text(record, "SBX_TENANT_ID")
-        is_test = tenant_id == OPERATOR_TENANT and (run_id or "").startswith(TEST_RUNS)
-        reason, port = _text(record, "SBX_REASON"), _text(record, "SBX_PORT")
-        if reason is not None and run_id is not None and (with_tests or not is_test):
+        run_id, reason = _text(record, "SBX_RUN_ID"), _text(record, "SBX_REASON")
+        port = _text(record, "SBX_PORT")
+        if record.get("SBX_EVENT") == "EgressRefused" and reason is not None and run_id is not None:
             yield Denial(
                 reason=reason,
                 host=_text(record, "SBX_HOST"),

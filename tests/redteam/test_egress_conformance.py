@@ -7,7 +7,6 @@ tests/egress/test_conformance.py.
 import json
 import subprocess
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 
@@ -18,6 +17,7 @@ from sbxd.probes.probe import Verdict
 from tests.lab import internet as lab
 from tests.lab.internet import Internet
 from tests.redteam.egress import Networked, allowlist, configured, networked
+from tests.redteam.egress_operator import documents, sbxctl
 from tests.redteam.live import admin
 
 pytestmark = [
@@ -58,21 +58,6 @@ async def test_a_probe_finds_what_it_is_to_find(each: EgressProbe) -> None:
     assert found.verdict is Verdict.OK, found.note
 
 
-def sbxctl(*arguments: str) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run(
-        ["sbxctl", "egress", *arguments],
-        capture_output=True,
-        timeout=300,
-        check=False,
-        text=True,
-        cwd="/",
-    )
-
-
-def documents(*arguments: str) -> Any:
-    return json.loads(sbxctl(*arguments, "--json").stdout)
-
-
 # --- test ---------------------------------------------------------------------------------------
 
 
@@ -89,13 +74,6 @@ def test_the_operators_run_of_the_suite_finds_the_same_and_leaves_nothing() -> N
     # What the suite was refused is not what a run would have needed.
     subprocess.run(["journalctl", "--sync"], check=True, timeout=60)
     assert documents("learn") == before
-
-
-def test_without_destinations_what_needs_a_proxy_is_not_run_and_is_not_called_a_pass() -> None:
-    ran = sbxctl("test")
-    assert ran.returncode == Exit.OK, ran
-    assert "not run" in ran.stdout
-    assert f"2 ok, 0 failed, 0 inconclusive, {len(PROBES) - 2} not run" in ran.stdout
 
 
 @pytest.mark.usefixtures("with_destinations")
@@ -150,44 +128,3 @@ def test_what_is_shown_is_what_is_configured_and_what_is_the_hosts() -> None:
     assert shown["caps"]["tunnels_max"] == 24
     assert "127.0.0.0/8" in shown["host_network"]
     assert f"{HOST}:443,7777" in sbxctl("show").stdout
-
-
-# --- learn --------------------------------------------------------------------------------------
-
-
-async def test_a_refused_run_teaches_a_list_with_which_it_is_allowed(internet: Internet) -> None:
-    asked = [
-        "files.lab-allowed.com:443", "pypi.lab-allowed.com:443", "npm.lab-allowed.com:443",
-        "private.lab-allowed.com:443", f"{lab.ALLOWED}:443", "files.lab-allowed.com:8443",
-    ]  # fmt: skip
-    only_private = '[egress]\nmode = "allowlist"\ndestinations = [{ host = %r, ports = [443] }]\n'
-    with configured(only_private.replace("%r", '"private.lab-allowed.com"')):
-        async with admin() as client:
-            policy = (await client.egress_show()).policy
-        async with networked(policy) as one:
-            statuses = [status for status, _ in await one.statuses(*asked)]
-            run_id = one.handle.run_id
-            assert len(one.decisions()) == len(asked)  # and the journal has them
-        assert 200 not in statuses
-        learned = documents("learn", "--run", run_id)
-        again = documents("learn", "--run", run_id)
-        assert (await _statuses_of(asked[:1]))[0] == 403, "nothing was let through"
-    assert again == learned
-    assert {each["host"]: each["ports"] for each in learned["suggestions"]} == {
-        "files.lab-allowed.com": [443, 8443],
-        "pypi.lab-allowed.com": [443],
-        "npm.lab-allowed.com": [443],
-    }
-    (wildcard,) = learned["wildcards"]
-    assert wildcard["host"] == "*.lab-allowed.com"
-    reasons = {each["reason"] for each in learned["never"]}
-    assert reasons == {"address_refused", "malformed"}
-    with configured(learned["toml"]):
-        assert await _statuses_of(asked[:3]) == [200, 200, 200]
-
-
-async def _statuses_of(asked: list[str]) -> list[int]:
-    async with admin() as client:
-        policy = (await client.egress_show()).policy
-    async with networked(policy) as one:
-        return [status for status, _ in await one.statuses(*asked)]

@@ -320,19 +320,20 @@ def test_records_become_denials_and_counts() -> None:
         record(SBX_EVENT="EgressRefusalsCounted", SBX_TOTAL=["5", "6"]),
         record(SBX_REASON=None),
     ]
-    found = list(egress_learn.denials(records, with_tests=False))
+    found = list(egress_learn.denials(records))
     assert [(each.host, each.port) for each in found] == [
         ("a.example.com", 443), (None, None), (None, None),
     ]  # fmt: skip
     assert egress_learn.counted(records) == 5
 
 
-def test_the_runs_of_the_suite_count_only_where_they_are_asked_for() -> None:
+def test_only_the_operators_runs_are_of_the_suite() -> None:
     of_suite = record(SBX_RUN_ID=f"{TEST_RUNS}1", SBX_TENANT_ID="operator")
     somebodys = record(SBX_RUN_ID=f"{TEST_RUNS}1")  # a tenant may choose that name
-    records = [of_suite, somebodys]
-    assert len(list(egress_learn.denials(records, with_tests=False))) == 1
-    assert len(list(egress_learn.denials(records, with_tests=True))) == 2
+    others = record(SBX_TENANT_ID="operator")
+    assert [egress_learn.of_a_test(each) for each in (of_suite, somebodys, others)] == [
+        *(True, False, False)
+    ]
 
 
 def test_the_journal_is_asked_for_what_the_daemons_unit_wrote_alone() -> None:
