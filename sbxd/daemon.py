@@ -53,6 +53,7 @@ from sbxd.lifecycle.journal import (
     JournalUnwritable,
     OneThread,
 )
+from sbxd.lifecycle.leases import LeaseReaper
 from sbxd.lifecycle.local import LocalEnvironments
 from sbxd.lifecycle.provision import Provisioner
 from sbxd.lifecycle.reconcile import Reconciler
@@ -63,8 +64,8 @@ from sbxd.notify import Notifier
 from sbxd.port.ids import EnvironmentId
 from sbxd.proxies import Proxies, open_proxies
 from sbxd.service.dispatch import Dispatch
-from sbxd.service.egress import OperatorEgress
 from sbxd.service.images import ImageStore, Unpacker, Users
+from sbxd.service.lease_query import lease_authorities
 from sbxd.service.listener import Service
 from sbxd.service.session import SessionContext
 from sbxd.settings import SandboxMechanism, Settings
@@ -169,7 +170,7 @@ class Assembled:
     """
 
     environments: Environments
-    egress: OperatorEgress
+    egress: Proxies
     images: ImageStore
     mechanism_name: str
     boot_id: str
@@ -235,12 +236,20 @@ async def _assemble(
         registry = Registry(parts, settings, clock, lambda: images.known())
         images = _image_store(settings, mechanism, _RegistryUsers(registry))
         await _open_images(settings, images, audit, log)
+        lease_reaper = LeaseReaper(
+            authorities=lease_authorities(settings),
+            handed_out=registry.handed_out,
+            end=registry.end_stale,
+            audit=audit,
+            interval_seconds=settings.leases.interval_seconds,
+        )
         environments = LocalEnvironments(
             registry,
             Provisioner(registry, parts, settings, clock),
             CommandRules(settings, budgets, audit, egress, on_command=registry.shares.wake),
             mechanism,
             reconciler,
+            lease_reaper,
             images.known,
         )
 
@@ -251,9 +260,8 @@ async def _assemble(
 
         async with trio.open_nursery() as nursery:
             await nursery.start(registry.run)
-            yield Assembled(
-                environments, egress, images, mechanism.name, boot_id, end, mechanism.wait_lost
-            )
+            name, lost = mechanism.name, mechanism.wait_lost
+            yield Assembled(environments, egress, images, name, boot_id, end, lost)
             nursery.cancel_scope.cancel()
     finally:
         store.close()
@@ -284,11 +292,10 @@ async def _serve_fake(
     settings: Settings, given: Given, audit: AuditSink, log: logging.Logger
 ) -> ExitStatus:
     """Every command succeeds at once and does nothing: for trying the protocol out."""
-    async with trio.open_nursery() as nursery:
+    async with open_proxies(settings.egress, audit) as egress, trio.open_nursery() as nursery:
         images = _image_store(settings, _NothingToUnpack(), _FakeUsers(lambda: environments))
-        engine = FakeEngine(
-            Script(otherwise=Outcome()), settings=settings, known_digests=_Known(images.known)
-        )
+        script = Script(otherwise=Outcome())
+        engine = FakeEngine(script, settings=settings, known_digests=_Known(images.known))
         environments = FakeEnvironments(
             engine, nursery, grace_seconds=settings.service.orphan_grace_seconds
         )
@@ -298,11 +305,8 @@ async def _serve_fake(
             await trio.lowlevel.checkpoint()
             return len(engine.records())
 
-        async with open_proxies(settings.egress, audit) as egress:
-            assembled = Assembled(
-                environments, egress, images, "fake", "none", end, trio.sleep_forever
-            )
-            status = await _serve(settings, given, assembled, audit, log)
+        assembled = Assembled(environments, egress, images, "fake", "none", end, trio.sleep_forever)
+        status = await _serve(settings, given, assembled, audit, log)
         nursery.cancel_scope.cancel()
         return status
 

@@ -111,6 +111,26 @@ class ServiceSettings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     orphan_grace_seconds: Annotated[int, Meta(ge=0, le=3600)] = 60
 
 
+class LeaseAuthoritySettings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """One worker tier's lease authority. socket: where it listens. owner_uids: the worker uids for
+    whose environments it speaks; it runs under one of them, or as root."""
+
+    socket: Annotated[str, Meta(pattern=r"^/[^\x00]{1,106}\Z")]
+    owner_uids: Annotated[
+        tuple[Annotated[int, Meta(ge=0, le=2**32 - 2)], ...], Meta(min_length=1, max_length=1024)
+    ]
+
+
+class LeaseSettings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """interval_seconds: how often the reaper's timer fires; an environment that the authority does
+    not know is ended at the second pass. authorities: by a name for the audit."""
+
+    interval_seconds: Annotated[int, Meta(ge=1, le=3600)] = 60
+    authorities: dict[
+        Annotated[str, Meta(pattern=r"^[a-z0-9][a-z0-9._-]{0,63}\Z")], LeaseAuthoritySettings
+    ] = {}
+
+
 class ProcessEnvironmentSettings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """operator_names: tier 1, variables that a specification may carry. Tier 0 names are refused
     here and on the wire."""
@@ -150,6 +170,7 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     images: ImageSettings = ImageSettings()
     reserve: ReserveSettings = ReserveSettings()
     service: ServiceSettings = ServiceSettings()
+    leases: LeaseSettings = LeaseSettings()
     process_environment: ProcessEnvironmentSettings = ProcessEnvironmentSettings()
     egress: EgressSettings = EgressSettings()
     allow_software_emulation: bool = False

@@ -110,6 +110,23 @@ class AdminClient:
         """The configured destinations and caps, the host's own network, what was decided."""
         return await self._ask(lambda i: EgressShow(request_id=i), EgressShown)
 
+    async def reap(self) -> m.Reaped:
+        """One pass over the leases: what it asked about, and what it ended."""
+        return await self._ask(lambda i: m.Reap(request_id=i), m.Reaped)
+
+    async def quarantine(self) -> tuple[m.QuarantinedItem, ...]:
+        """What was not proven stopped, and what the kernel holds of it now."""
+        return (await self._ask(lambda i: m.QuarantineList(request_id=i), m.QuarantineIs)).items
+
+    async def clear_quarantine(self, name: str, word: m.ClearingWord) -> str:
+        """Release one; returns what that rests on. Raises ExecutionRejected for what is not
+        quarantined, ExecutionUnavailable when a proof was asked for and is not to be had."""
+        reply = await self._ask(
+            lambda i: m.QuarantineClear(request_id=i, name=name, word=word),
+            m.QuarantineWasCleared,
+        )
+        return reply.proof
+
     async def _page(self, *, skip: int) -> m.Environments:
         return await self._ask(lambda i: m.AdminList(request_id=i, skip=skip), m.Environments)
 

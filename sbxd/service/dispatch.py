@@ -43,6 +43,7 @@ from sbxd.wire.descriptions import EnvironmentInfo, ImageInfo, PostureItem
 from sbxd.wire.egress import EgressCheck, EgressShow
 
 STDIN_BYTES_TOTAL = 256 * 1024 * 1024
+STDIN_RETRY_SECONDS = 1.0
 LIST_PAGE_BYTES = 512 * 1024
 LISTED_ARGUMENTS = 32
 LISTED_ARGUMENT_BYTES = 256
@@ -77,6 +78,7 @@ class StdinBudget:
             raise ExecutionUnavailable(
                 UnavailableCode.CAPACITY,
                 "too much stdin is held for other commands: write a file to the workspace instead",
+                retry_after_seconds=STDIN_RETRY_SECONDS,
             )
         self._left -= size
         try:
@@ -167,11 +169,13 @@ class Dispatch:
                 )
             case m.ImageImport() | m.ImageList() | m.ImageRemove():
                 return await self._image(request, exchange)
-            case m.AdminDescribe() | m.AdminList() | m.AdminInspect() | m.Reconcile():
+            case m.AdminDescribe() | m.AdminList() | m.AdminInspect():
                 return await self._administer(peer, request)
             case EgressCheck() | EgressShow():
-                _check_operator(peer)
+                _require_operator(peer)
                 return await answer(request, self._settings.egress, self._egress)
+            case m.Reconcile() | m.Reap() | m.QuarantineList() | m.QuarantineClear():
+                return await self._repair(peer, request)
             case _:
                 assert_never(request)
 
@@ -270,11 +274,9 @@ class Dispatch:
                 assert_never(request)
 
     async def _administer(
-        self,
-        peer: Peer,
-        request: m.AdminDescribe | m.AdminList | m.AdminInspect | m.Reconcile,
+        self, peer: Peer, request: m.AdminDescribe | m.AdminList | m.AdminInspect
     ) -> m.TerminalReply:
-        _check_operator(peer)
+        _require_operator(peer)
         match request:
             case m.AdminDescribe():
                 return await self._describe(request.request_id)
@@ -286,13 +288,40 @@ class Dispatch:
                 return m.Environments(
                     request_id=request.request_id, environments=(_shortened(info),)
                 )
+            case _:
+                assert_never(request)
+
+    async def _repair(
+        self, peer: Peer, request: m.Reconcile | m.Reap | m.QuarantineList | m.QuarantineClear
+    ) -> m.TerminalReply:
+        _require_operator(peer)
+        request_id = request.request_id
+        match request:
             case m.Reconcile():
                 report = await self._environments.reconcile()
                 return m.Reconciled(
-                    request_id=request.request_id,
+                    request_id=request_id,
                     destroyed=report.destroyed,
                     quarantined=report.quarantined,
                 )
+            case m.Reap():
+                reaped = await self._environments.reap()
+                return m.Reaped(
+                    request_id=request_id,
+                    asked=reaped.asked,
+                    stale=reaped.stale,
+                    unknown=reaped.unknown,
+                    unanswered=reaped.unanswered,
+                )
+            case m.QuarantineList():
+                items = await self._environments.quarantine()
+                return m.QuarantineIs(
+                    request_id=request_id,
+                    items=tuple(m.QuarantinedItem(name=i.name, kinds=i.kinds) for i in items),
+                )
+            case m.QuarantineClear():
+                proof = await self._environments.clear_quarantine(peer, request.name, request.word)
+                return m.QuarantineWasCleared(request_id=request_id, proof=proof.value)
             case _:
                 assert_never(request)
 
@@ -307,7 +336,7 @@ class Dispatch:
                     name="quarantine",
                     state="degraded",
                     detail=f"not proven stopped: {', '.join(description.quarantined)}",
-                    fix="find out why, then `sbxctl reconcile`",
+                    fix="find out why, then `sbxctl quarantine clear`",
                 ),
             )
         return m.Described(
@@ -364,7 +393,12 @@ class Dispatch:
                         run_id=about[2],
                     )
                 )
-                return m.Unavailable(request_id=request_id, code=error.code, detail=error.detail)
+                return m.Unavailable(
+                    request_id=request_id,
+                    code=error.code,
+                    detail=error.detail,
+                    retry_after_ms=_milliseconds(error.retry_after_seconds),
+                )
             case SandboxEscapeSuspected():
                 return m.EscapeSuspected(
                     request_id=request_id, code=error.code, detail=error.detail
@@ -394,8 +428,11 @@ def _about(
     return handle.environment_id, handle.tenant_id, handle.run_id
 
 
-def _check_operator(peer: Peer) -> None:
-    """Raises ExecutionRejected."""
+def _milliseconds(seconds: float | None) -> int | None:
+    return None if seconds is None else round(seconds * 1000)
+
+
+def _require_operator(peer: Peer) -> None:
     if peer.role is not PeerRole.ADMIN:
         raise ExecutionRejected(RejectedCode.NOT_AUTHORIZED, "an operator's request")
 

@@ -8,7 +8,7 @@ from typing import Annotated
 from msgspec import Meta, Struct
 
 from sbxd.port.egress import EgressPolicy
-from sbxd.wire.message import Message, Request, RequestIdField
+from sbxd.wire.base import Message, Request, RequestIdField
 
 HOST_CHARACTERS_MAX = 1024
 PORT_ASKED_MAX = 999_999

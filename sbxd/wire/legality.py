@@ -88,6 +88,9 @@ ADMIN_REQUESTS: Final[frozenset[MessageType]] = frozenset(
         m.ImageList,
         m.ImageRemove,
         m.Reconcile,
+        m.Reap,
+        m.QuarantineList,
+        m.QuarantineClear,
         EgressCheck,
         EgressShow,
     }
@@ -121,6 +124,9 @@ TERMINAL_REPLIES: Final[dict[MessageType, frozenset[MessageType]]] = {
     m.ImageList: FAILURES | {m.Images},
     m.ImageRemove: FAILURES | {m.Done},
     m.Reconcile: FAILURES | {m.Reconciled},
+    m.Reap: FAILURES | {m.Reaped},
+    m.QuarantineList: FAILURES | {m.QuarantineIs},
+    m.QuarantineClear: FAILURES | {m.QuarantineWasCleared},
     EgressCheck: FAILURES | {EgressChecked},
     EgressShow: FAILURES | {EgressShown},
 }

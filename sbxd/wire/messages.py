@@ -32,11 +32,21 @@ from sbxd.port.errors import EscapeCode, RejectedCode, UnavailableCode, Workspac
 from sbxd.port.ids import EnvironmentIdField
 from sbxd.port.limits import ResourceLimits
 from sbxd.port.workspace import WorkspaceProvenance
-from sbxd.wire.descriptions import EnvironmentInfo, ImageInfo, PostureItem
+from sbxd.wire.base import Message as Message
+from sbxd.wire.base import Request as Request
+from sbxd.wire.base import RequestIdField as RequestIdField
+from sbxd.wire.descriptions import EnvironmentInfo as EnvironmentInfo
+from sbxd.wire.descriptions import ImageInfo as ImageInfo
+from sbxd.wire.descriptions import PostureItem as PostureItem
 from sbxd.wire.egress import EgressReply, EgressRequest
-from sbxd.wire.message import Message as Message
-from sbxd.wire.message import Request as Request
-from sbxd.wire.message import RequestIdField
+from sbxd.wire.repair import ClearingWord as ClearingWord
+from sbxd.wire.repair import QuarantineClear as QuarantineClear
+from sbxd.wire.repair import QuarantinedItem as QuarantinedItem
+from sbxd.wire.repair import QuarantineIs as QuarantineIs
+from sbxd.wire.repair import QuarantineList as QuarantineList
+from sbxd.wire.repair import QuarantineWasCleared as QuarantineWasCleared
+from sbxd.wire.repair import Reap as Reap
+from sbxd.wire.repair import Reaped as Reaped
 
 PROTOCOL_VERSION = 1
 FRAME_BYTES_MAX = 1024 * 1024
@@ -52,6 +62,7 @@ PATH_BYTES_MAX = 4096
 PathField = Annotated[bytes, Meta(max_length=PATH_BYTES_MAX)]
 ChunkField = Annotated[bytes, Meta(max_length=CHUNK_BYTES_MAX)]
 BridgeDataField = Annotated[bytes, Meta(max_length=BRIDGE_FRAME_BYTES_MAX)]
+
 
 # --- greeting ---------------------------------------------------------------------------------
 
@@ -345,9 +356,12 @@ class NetworkGrantIs(Message, frozen=True, tag="network_grant_is", kw_only=True)
 
 
 class Unavailable(Message, frozen=True, tag="unavailable", kw_only=True):
+    """retry_after_ms: before that nothing will have changed; None when that is not known."""
+
     request_id: RequestIdField
     code: UnavailableCode
     detail: str
+    retry_after_ms: Annotated[int, Meta(ge=0, le=3_600_000)] | None = None
 
 
 class Rejected(Message, frozen=True, tag="rejected", kw_only=True):
@@ -432,7 +446,17 @@ WorkerRequest = (
     | NetworkGrantQuery
 )
 ImageRequest = ImageImport | ImageList | ImageRemove
-AdminRequest = AdminDescribe | AdminList | AdminInspect | ImageRequest | Reconcile | EgressRequest
+AdminRequest = (
+    AdminDescribe
+    | AdminList
+    | AdminInspect
+    | ImageRequest
+    | Reconcile
+    | Reap
+    | QuarantineList
+    | QuarantineClear
+    | EgressRequest
+)
 AnyRequest = WorkerRequest | AdminRequest
 BridgeMessage = BridgeFrame | BridgeCredit | BridgeClose
 ClientMessage = Hello | AnyRequest | Upload | Cancel | Credit | BridgeMessage | Ping | Pong
@@ -453,6 +477,9 @@ TerminalReply = (
     | Images
     | ImageImported
     | Reconciled
+    | Reaped
+    | QuarantineIs
+    | QuarantineWasCleared
     | EgressReply
 )
 ServerMessage = (

@@ -63,6 +63,7 @@ LAYERS = (
     Layer("sbxd.policy", ("sbxd.port", "sbxd.settings"), ("msgspec",), IMPURE),
     Layer("sbxd.wire", ("sbxd.port",), ("msgspec",), IMPURE),
     Layer("sbxd.audit.events", ("sbxd.port", "sbxd.policy"), ("msgspec",), IMPURE),
+    Layer("sbxd.audit.lease_events", ("sbxd.audit.events", "sbxd.port"), ("msgspec",), IMPURE),
     Layer("sbxd.audit.encode", ("sbxd.audit.events",), ("msgspec",), IMPURE),
     # The worker's side.
     Layer("sbxd.client", PURE, ("msgspec", "anyio"), SPAWNING),
@@ -75,7 +76,8 @@ LAYERS = (
           SPAWNING),
     Layer("sbxd.artifacts.metadata_postgres", (*PURE, "sbxd.artifacts"), ("anyio", "psycopg"),
           SPAWNING),
-    Layer("sbxd.worker_cli", (*PURE, "sbxd.artifacts"), ("msgspec", "anyio", "click"), SPAWNING),
+    Layer("sbxd.worker_cli", (*PURE, "sbxd.artifacts", "sbxd.client"),
+          ("msgspec", "anyio", "click"), SPAWNING),
     # The daemon.
     Layer("sbxd.config", PURE, ("msgspec",), SPAWNING),
     Layer("sbxd.audit", PURE, ("msgspec", "trio"), SPAWNING),

@@ -29,6 +29,7 @@ SHIELDS: Mapping[str, str] = {
     "sbxd.egress.recording": "a record that has begun is kept or known not to be, 5 s at most",
     "sbxd.artifacts.store": "what a failed or cancelled put has begun is removed",
     "sbxd.client.remote": "a cancelled command's partial output is waited for, 2 s at most",
+    "sbxd.client.leases": "an environment that is not handed out is destroyed, its lease given up",
     "sbxd.lifecycle.finalize": "an end that has begun is finished",
     "sbxd.mechanism.namespaces": "what a cancelled preparation has begun is removed",
     "sbxctl.run": "the environment of an interrupted run is destroyed",

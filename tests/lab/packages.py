@@ -19,6 +19,7 @@ ROOT_PACKAGES = (
     "kmod",
     "less",
     "libc6-dev",
+    "libpq5",
     "libseccomp2",
     "libsystemd-dev",
     "make",

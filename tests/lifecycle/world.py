@@ -1,7 +1,7 @@
 """A whole lifecycle over the double: what a test of it starts with."""
 
 import itertools
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -17,6 +17,7 @@ from sbxd.lifecycle.budgets import Budgets
 from sbxd.lifecycle.commands import CommandRules
 from sbxd.lifecycle.environments import BridgeWorker, OutputSink, Peer, PeerRole
 from sbxd.lifecycle.journal import Durability, Journal, JournalStore, JournalUnwritable
+from sbxd.lifecycle.leases import LeaseAuthority, LeaseReaper
 from sbxd.lifecycle.local import LocalEnvironments
 from sbxd.lifecycle.provision import Provisioner
 from sbxd.lifecycle.reconcile import Reconciler
@@ -198,6 +199,7 @@ async def open_world(
     known_images: Callable[[], frozenset[str]] = lambda: frozenset({IMAGE}),
     fail_write_at: int | None = None,
     fail_emit_at: int | None = None,
+    authorities: Sequence[LeaseAuthority] = (),
 ) -> AsyncIterator[World]:
     mechanism = MechanismDouble(script)
     store = open_store(directory, fail_write_at)
@@ -223,6 +225,13 @@ async def open_world(
         rules,
         mechanism,
         reconciler,
+        LeaseReaper(
+            authorities=authorities,
+            handed_out=registry.handed_out,
+            end=registry.end_stale,
+            audit=sink,
+            interval_seconds=settings.leases.interval_seconds,
+        ),
         known_images,
     )
     try:

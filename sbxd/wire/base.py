@@ -1,4 +1,4 @@
-"""The bases of every message; `sbxd.wire.messages` has the messages and says what they are for."""
+"""What every message is made of. The messages are `sbxd.wire.messages` and its siblings."""
 
 from typing import Annotated
 
