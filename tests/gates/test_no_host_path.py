@@ -31,14 +31,14 @@ from sbxd.port import (
     workspace,
 )
 from sbxd.settings import Settings
-from sbxd.wire import information, leases, messages, repair
+from sbxd.wire import descriptions, leases, messages, repair
 from tests.gates.source import Module, aliases, called, dotted, literals, load
 
 pytestmark = pytest.mark.gate("gate.sandbox.spec_has_no_host_path")
 
 PORT_MODULES = (
     artifact, command, credentials, egress, environment, errors, ids, limits, workspace,
-    information, leases, messages, repair,
+    descriptions, leases, messages, repair,
 )  # fmt: skip
 
 # Words of a field's name that stand for something of the host.
