@@ -1,5 +1,7 @@
 """An operator's check is a connection's judgement, without the connection."""
 
+from typing import Any
+
 import pytest
 
 from sbxd.egress.check import check
@@ -8,7 +10,7 @@ from sbxd.policy.egress import Allowed, EgressRefusal, Refused
 from sbxd.port.egress import EgressMode
 from tests.egress.world import HOST, POLICY, PUBLIC, World, open_world
 
-SETTINGS = {"mode": EgressMode.ALLOWLIST, "destinations": POLICY.destinations}
+SETTINGS: dict[str, Any] = {"mode": EgressMode.ALLOWLIST, "destinations": POLICY.destinations}
 
 
 async def judged(here: World, host: str, port: int = 443) -> Allowed | Refused:
