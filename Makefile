@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test lint lab-shell bench clean venv
+.PHONY: demo test lint lab-shell bench clean venv guest
 
 venv: $(STAMP)
 
@@ -21,6 +21,11 @@ test: $(STAMP)
 
 lint: $(STAMP)
 	$(VENV)/bin/python -m pytest tests/test_linters.py
+
+# Process 1 of a gVisor sandbox.
+guest:
+	mkdir -p build
+	guest/build.sh build/sbx-guest-init
 
 lab-shell:
 	tests/lab/run --lane $(or $(LANE),container) --shell

@@ -60,6 +60,7 @@ from sbxd.lifecycle.reconcile import Reconciler
 from sbxd.lifecycle.registry import Clock, Registry, back_stop_seconds
 from sbxd.lifecycle.supervisor import Parts
 from sbxd.mechanism.protocol import Mechanism, MechanismError
+from sbxd.mechanisms import open_mechanism
 from sbxd.notify import Notifier
 from sbxd.port.ids import EnvironmentId
 from sbxd.proxies import Proxies, open_proxies
@@ -71,7 +72,7 @@ from sbxd.service.session import SessionContext
 from sbxd.settings import SandboxMechanism, Settings
 
 # What this build can run; the others are refused at start, by name.
-BUILT = (SandboxMechanism.NAMESPACES, SandboxMechanism.FAKE)
+BUILT = (SandboxMechanism.GVISOR, SandboxMechanism.NAMESPACES, SandboxMechanism.FAKE)
 FILE_THREADS = 4
 FAREWELL_SECONDS = 5.0
 LAUNCHER_SECONDS = 20.0
@@ -128,7 +129,7 @@ async def run(settings: Settings, given: Given, log: logging.Logger) -> ExitStat
         if refusals:
             await _report_refusals(refusals, audit, log)
             return ExitStatus.REFUSED
-        serve = _serve_fake if settings.sandbox is SandboxMechanism.FAKE else _serve_namespaces
+        serve = _serve_fake if settings.sandbox is SandboxMechanism.FAKE else _serve_launched
         status = await serve(settings, given, audit, log)
     except* _UNABLE as group:
         for problem in _leaves(group):
@@ -178,19 +179,12 @@ class Assembled:
     lost: Callable[[], Awaitable[None]]
 
 
-async def _serve_namespaces(
+async def _serve_launched(
     settings: Settings, given: Given, audit: AuditSink, log: logging.Logger
 ) -> ExitStatus:
-    # Only the mechanism that was chosen is loaded.
-    from sbxd.mechanism.namespaces import open_namespaces
-
     try:
         async with (
-            open_namespaces(
-                settings.launcher_socket,
-                seccomp_profile=settings.seccomp.profile,
-                io=settings.limits.io,
-            ) as mechanism,
+            open_mechanism(settings, log) as mechanism,
             open_proxies(settings.egress, audit) as egress,
             _assemble(settings, mechanism, egress, audit, log) as assembled,
         ):

@@ -91,6 +91,14 @@ class SeccompSettings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     profile: Annotated[str, Meta(pattern=r"^[a-z0-9][a-z0-9-]{0,31}\Z")] = "workload"
 
 
+class GvisorSettings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """runsc_version, runsc_sha256: the only runsc that may be used, as the launcher's log and
+    `sbxctl doctor` show it; any when absent. Its path is the launcher's own (--runsc)."""
+
+    runsc_version: Annotated[str, Meta(pattern=r"^[0-9A-Za-z.+~_-]{1,64}\Z")] | None = None
+    runsc_sha256: Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")] | None = None
+
+
 class ReserveSettings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Slots kept prepared for the default image and the default limits."""
 
@@ -167,6 +175,7 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     sandbox: SandboxMechanism = SandboxMechanism.GVISOR
     limits: LimitSettings = LimitSettings()
     seccomp: SeccompSettings = SeccompSettings()
+    gvisor: GvisorSettings = GvisorSettings()
     images: ImageSettings = ImageSettings()
     reserve: ReserveSettings = ReserveSettings()
     service: ServiceSettings = ServiceSettings()

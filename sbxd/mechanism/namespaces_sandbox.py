@@ -41,6 +41,7 @@ from sbxd.mechanism.protocol import (
     CommandSpec,
     MechanismError,
     ProcessSurvived,
+    RunningCommand,
     SandboxLost,
     SlotProfile,
     StartFailure,
@@ -91,6 +92,17 @@ def start_failure(failure: frames.RunFailed) -> Exception:
             return MechanismError(step, number)
 
 
+def run_frame(number: int, command: CommandSpec) -> frames.Run:
+    """What init is told of a command."""
+    return frames.Run(
+        number=number,
+        working_directory=command.working_directory,
+        argv=command.argv,
+        environment=tuple(name + b"=" + value for name, value in command.environment),
+        search_path=IMAGE_PATH.encode(),
+    )
+
+
 # How long the next command's process waits for the caller's next word.
 NEXT_LEAF_SECONDS = 0.02
 
@@ -133,9 +145,9 @@ class NamespacesSandbox:
         ]
         self._bridge: int | SocketBridgeDoor = fds["bridge"]
         self._doors = doors
-        self._init_socket = _socket(fds["init_channel"])
-        self._init = InitClient(self._init_socket, self._lose)
-        self._steward_stream = trio.SocketStream(_socket(fds["steward_channel"]))
+        self._init_socket = socket_of(fds["init_channel"])
+        self._init = self._client_of(self._init_socket)
+        self._steward_stream = trio.SocketStream(socket_of(fds["steward_channel"]))
         self._steward = StewardClient(self._steward_stream)
         self._lost = trio.Event()
         self._wanted = trio.Event()
@@ -147,6 +159,9 @@ class NamespacesSandbox:
         self._tasks: trio.Nursery | None = None
         self._supply: trio.MemorySendChannel[Leaf | MechanismError]
         self._supply, self._demand = trio.open_memory_channel[Leaf | MechanismError](1)
+
+    def _client_of(self, sock: trio.socket.SocketType) -> InitClient:
+        return InitClient(sock, self._lose)
 
     # --- the slot -----------------------------------------------------------------------------
 
@@ -261,7 +276,7 @@ class NamespacesSandbox:
 
     # --- commands -----------------------------------------------------------------------------
 
-    async def start(self, command: CommandSpec) -> NamespacesCommand:
+    async def start(self, command: CommandSpec) -> RunningCommand:
         """Snapshot the workspace and start one command in the leaf that waits.
 
         Raises CommandNotStarted, SandboxLost, WorkspaceChanged, MechanismError. Cancellation:
@@ -273,14 +288,7 @@ class NamespacesSandbox:
         streams: Streams | None = None
         try:
             streams = Streams()
-            run = frames.Run(
-                number=leaf.number,
-                working_directory=command.working_directory,
-                argv=command.argv,
-                environment=tuple(name + b"=" + value for name, value in command.environment),
-                search_path=IMAGE_PATH.encode(),
-            )
-            failure = await self._init.run(run, streams.theirs)
+            failure = await self._init.run(run_frame(leaf.number, command), streams.theirs)
             streams.close_theirs()
             if failure is not None:
                 raise start_failure(failure)
@@ -410,5 +418,6 @@ async def destroy_environment(client: LauncherClient, environment_id: Environmen
         raise
 
 
-def _socket(descriptor: int) -> trio.socket.SocketType:
+def socket_of(descriptor: int) -> trio.socket.SocketType:
+    """The socket that this descriptor is; it owns the descriptor."""
     return trio.socket.from_stdlib_socket(socket.socket(fileno=descriptor))

@@ -35,6 +35,8 @@ IDLE_COUNT = 20
 FILES = 10_000
 FAULT_POINTS = 224
 
+GVISOR = "gvisor"
+
 
 @dataclass(frozen=True)
 class Scale:
@@ -89,6 +91,8 @@ class Run:
         operations += [peers.bwrap(program) for program in programs]
         operations += [peers.crun(program) for program in ("true", "echo")]
         operations += [peers.scope("true")]
+        if self.mechanism == GVISOR:
+            operations += [peers.runsc(program) for program in programs]
         async with AsyncExitStack() as stack:
             if daemon is not None:
                 remote = await stack.enter_async_context(worker())
@@ -104,6 +108,8 @@ class Run:
     async def second(self, daemon: Daemon | None) -> None:
         """A second command in what runs already."""
         operations: list[Operation] = [self.peers.bare("true"), self.peers.crun_exec("true")]
+        if self.mechanism == GVISOR:
+            operations += [self.peers.runsc_exec(program) for program in ("true", "python3")]
         async with AsyncExitStack() as stack:
             if daemon is not None:
                 remote = await stack.enter_async_context(worker())
@@ -116,8 +122,8 @@ class Run:
             await self.sample(EXEC, operations, self.scale.exec_rounds, Tool.BARE, Tool.CRUN_EXEC)
 
     async def kill(self, daemon: Daemon | None) -> None:
-        """From cgroup.kill to populated 0."""
-        if daemon is None:
+        """From cgroup.kill to populated 0, of processes that the host's kernel knows."""
+        if daemon is None or self.mechanism == GVISOR:
             return
         async with worker() as remote, kill.kills(daemon, remote) as operations:
             await self.sample("kill to populated 0", operations, self.scale.rounds)
