@@ -52,8 +52,7 @@ HOST_WORDS = frozenset(
 )  # fmt: skip
 FIELD_EXCEPTIONS = {
     ("EgressDestination", "host"): "the DNS name of a destination",
-    ("EgressCheck", "host"): "the DNS name of a destination",
-    ("EgressChecked", "host"): "the DNS name of a destination",
+    **dict.fromkeys((("EgressCheck", "host"), ("EgressChecked", "host")), "a destination's name"),
     ("EgressShown", "host_network"): "the host's own prefixes, for its operator",
     ("FileChange", "path"): "relative to /workspace; its constructor refuses another",
     ("WireChange", "path"): "relative to /workspace",
