@@ -6,8 +6,6 @@ it when it starts. The daemon judges (`check`), since its resolver and its view 
 network are what a connection meets.
 """
 
-import re
-
 import click
 from rich.table import Table
 
@@ -16,11 +14,11 @@ from sbxctl.advice import ADVICE
 from sbxctl.exits import Exit
 from sbxctl.report import page, print_json, printable
 from sbxctl.session import run_verb
+from sbxctl.units import parse_destination
 from sbxd.client.admin import AdminClient
 from sbxd.policy.egress import EgressRefusal
-from sbxd.wire.egress import HOST_CHARACTERS_MAX, PORT_ASKED_MAX, EgressChecked, EgressShown
+from sbxd.wire.egress import EgressChecked, EgressShown
 
-_PORT = re.compile(r"[0-9]{1,6}", re.ASCII)
 # What is judged, in order, and the reasons for which each refuses.
 _STEPS: tuple[tuple[str, frozenset[EgressRefusal]], ...] = (
     ("the host is a plain name", frozenset({EgressRefusal.HOST_MALFORMED})),
@@ -63,17 +61,6 @@ _STEPS: tuple[tuple[str, frozenset[EgressRefusal]], ...] = (
 @click.group("egress")
 def egress() -> None:
     """The egress boundary: show, check, test, learn."""
-
-
-def parse_destination(value: str) -> tuple[str, int]:
-    """HOST:PORT, as far as it has that form; what is a host is judged elsewhere.
-
-    Raises click.UsageError.
-    """
-    host, colon, port = value.rpartition(":")
-    if not colon or not _PORT.fullmatch(port) or len(host) > HOST_CHARACTERS_MAX:
-        raise click.UsageError(f"{printable(value)}: write HOST:PORT, as files.example.org:443")
-    return host, min(int(port), PORT_ASKED_MAX)
 
 
 # --- show -------------------------------------------------------------------------------------

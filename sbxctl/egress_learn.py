@@ -98,24 +98,38 @@ def _remark(learned: Lesson) -> None:
 
 # --- the journal --------------------------------------------------------------------------------
 
+REFUSALS = ("SBX_EVENT=EgressRefused", "SBX_EVENT=EgressRefusalsCounted")
 
-def command(*, run_id: str | None, since: str | None) -> list[str]:
-    """The journalctl that gives the records."""
+
+def command(*matches: str, since: str | None = None, newest: int | None = None) -> list[str]:
+    """The journalctl that gives what the daemon's unit recorded. newest: only so many."""
     words = ["journalctl", "--output=json", "--all", "--quiet", "--no-pager"]
     if since is not None:
         words.append(f"--since={since}")
-    words += [f"_SYSTEMD_UNIT={UNIT}", "SBX_EVENT=EgressRefused", "SBX_EVENT=EgressRefusalsCounted"]
-    if run_id is not None:
-        words.append(f"SBX_RUN_ID={run_id}")
-    return words
+    if newest is not None:
+        words.append(f"--lines={newest}")
+    return [*words, f"_SYSTEMD_UNIT={UNIT}", *matches]
 
 
-def journal(*, run_id: str | None, since: str | None) -> Iterator[dict[str, object]]:
-    """The records, oldest first, at most RECORDS_MAX. Raises JournalUnreadable."""
+def journal(*, run_id: str | None, since: str | None) -> list[dict[str, object]]:
+    """The records of refusals, oldest first, at most RECORDS_MAX.
+
+    Raises JournalUnreadable: also when nothing of the daemon is to be seen, since whoever may not
+    read the system's journal is shown an empty one.
+    """
+    matches = REFUSALS if run_id is None else (*REFUSALS, f"SBX_RUN_ID={run_id}")
+    found = list(_read(command(*matches, since=since)))
+    if not found and not list(_read(command(newest=1))):
+        raise JournalUnreadable(
+            f"the journal shows nothing of {UNIT}: run as root or as a member of group "
+            "systemd-journal"
+        )
+    return found
+
+
+def _read(argv: list[str]) -> Iterator[dict[str, object]]:
     try:
-        with subprocess.Popen(
-            command(run_id=run_id, since=since), stdout=subprocess.PIPE, stderr=subprocess.PIPE
-        ) as reading:
+        with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as reading:
             assert reading.stdout is not None
             assert reading.stderr is not None
             for number, line in enumerate(reading.stdout, start=1):

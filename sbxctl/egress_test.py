@@ -16,6 +16,7 @@ from sbxctl.exits import Exit
 from sbxctl.report import page, print_json, printable
 from sbxctl.session import run_verb
 from sbxctl.specification import TEST_RUNS, LimitOptions, specification
+from sbxctl.units import parse_destination
 from sbxd.client.admin import AdminClient
 from sbxd.policy.destinations import PORT_MAX, uncovered_ports
 from sbxd.port.command import ExecutionCommand, ExecutionResult
@@ -83,10 +84,8 @@ def test(socket: str, image: str | None, destination: str | None, as_json: bool)
 
 
 def _destination(value: str) -> EgressDestination:
-    host, colon, port = value.rpartition(":")
-    if not colon or not port.isascii() or not port.isdigit() or not 1 <= int(port) <= PORT_MAX:
-        raise click.UsageError(f"--destination {printable(value)}: write HOST:PORT")
-    return EgressDestination(host=host.lower(), ports=(int(port),))
+    host, port = parse_destination(value)
+    return EgressDestination(host=host.lower(), ports=(port,))
 
 
 def target_of(shown: EgressShown, asked: EgressDestination | None = None) -> Target:

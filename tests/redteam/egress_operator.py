@@ -5,7 +5,7 @@ import subprocess
 from typing import Any
 
 
-def sbxctl(*arguments: str) -> "subprocess.CompletedProcess[str]":
+def sbxctl(*arguments: str, user: int | None = None) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(
         ["sbxctl", "egress", *arguments],
         capture_output=True,
@@ -13,6 +13,9 @@ def sbxctl(*arguments: str) -> "subprocess.CompletedProcess[str]":
         check=False,
         text=True,
         cwd="/",
+        user=user,
+        group=user,
+        extra_groups=None if user is None else [],
     )
 
 

@@ -59,6 +59,14 @@ async def test_a_refused_run_teaches_a_list_with_which_it_is_allowed(internet: I
         assert await _statuses_of(asked[:3]) == [200, 200, 200]
 
 
+def test_who_may_not_read_the_journal_is_told_so_and_not_that_nothing_was_refused() -> None:
+    assert sbxctl("learn", "--json").returncode == Exit.OK, "the control: root may"
+    ran = sbxctl("learn", "--json", user=65534)
+    assert ran.returncode == Exit.UNAVAILABLE
+    assert "systemd-journal" in ran.stderr
+    assert ran.stdout == ""
+
+
 async def _statuses_of(asked: list[str]) -> list[int]:
     async with admin() as client:
         policy = (await client.egress_show()).policy

@@ -337,10 +337,60 @@ def test_only_the_operators_runs_are_of_the_suite() -> None:
 
 
 def test_the_journal_is_asked_for_what_the_daemons_unit_wrote_alone() -> None:
-    words = egress_learn.command(run_id="run-1", since="--output=cat")
+    words = egress_learn.command("SBX_RUN_ID=run-1", since="--output=cat")
     assert "_SYSTEMD_UNIT=sbxd.service" in words
     assert "SBX_RUN_ID=run-1" in words
     assert "--since=--output=cat" in words, "a value is never an option"
+
+
+def journalctl(folder: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
+    """Another journalctl, which notes how it was called."""
+    program = folder / "journalctl"
+    program.write_text(f'#!/bin/sh\necho "$*" >> {folder}/calls\n{script}\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
+
+
+def test_records_are_read_and_what_is_none_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = "\n".join(["no JSON", "[1]", json.dumps(record()), json.dumps(record(SBX_PORT="1"))])
+    (tmp_path / "lines").write_text(lines + "\n")
+    journalctl(tmp_path, monkeypatch, f"cat {tmp_path}/lines")
+    found = egress_learn.journal(run_id="run-1", since=None)
+    assert [each["SBX_PORT"] for each in found] == ["443", "1"]
+    (call,) = (tmp_path / "calls").read_text().splitlines()
+    assert call.endswith("EgressRefused SBX_EVENT=EgressRefusalsCounted SBX_RUN_ID=run-1")
+
+
+def test_no_more_records_are_read_than_the_most(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(egress_learn, "RECORDS_MAX", 5)
+    journalctl(tmp_path, monkeypatch, "while echo '{}'; do :; done")
+    assert len(egress_learn.journal(run_id=None, since="-1h")) == 5
+
+
+@pytest.mark.parametrize(
+    ("script", "says"),
+    [
+        ("exit 0", "group systemd-journal"),
+        ("echo 'no such time' >&2; exit 1", "no such time"),
+    ],
+)
+def test_a_journal_that_shows_nothing_is_no_proof_that_nothing_was_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, says: str
+) -> None:
+    journalctl(tmp_path, monkeypatch, script)
+    with pytest.raises(egress_learn.JournalUnreadable, match=says):
+        egress_learn.journal(run_id=None, since="-1h")
+
+
+def test_an_empty_journal_of_a_daemon_that_is_to_be_seen_is_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journalctl(tmp_path, monkeypatch, "case \"$*\" in *--lines=1*) echo '{}';; esac")
+    assert egress_learn.journal(run_id=None, since="-1h") == []
 
 
 async def test_no_id_of_a_run_is_245(tmp_path: Path) -> None:
