@@ -25,6 +25,7 @@ UNIT = "sbxd.service"
 RECORDS_MAX = 100_000
 SINCE = "-24h"
 SHOWN_MAX = 20
+WHO_MAY = "run as root or as a member of group systemd-journal"
 _RUN = re.compile(IDENTIFIER_PATTERN)
 
 
@@ -120,10 +121,7 @@ def journal(*, run_id: str | None, since: str | None) -> list[dict[str, object]]
     matches = REFUSALS if run_id is None else (*REFUSALS, f"SBX_RUN_ID={run_id}")
     found = list(_read(command(*matches, since=since)))
     if not found and not list(_read(command(newest=1))):
-        raise JournalUnreadable(
-            f"the journal shows nothing of {UNIT}: run as root or as a member of group "
-            "systemd-journal"
-        )
+        raise JournalUnreadable(f"the journal shows nothing of {UNIT}: {WHO_MAY}")
     return found
 
 
@@ -141,7 +139,8 @@ def _read(argv: list[str]) -> Iterator[dict[str, object]]:
                     return
             said = reading.stderr.read(2000).decode("utf-8", "replace").strip()
             if reading.wait() != 0:
-                raise JournalUnreadable(f"journalctl: {printable(said) or 'no records'}")
+                hint = f" {WHO_MAY}" if "permission" in said else ""
+                raise JournalUnreadable(f"journalctl: {printable(said) or 'no records'}{hint}")
     except OSError as problem:
         raise JournalUnreadable(f"journalctl: {problem.strerror}") from None
 
