@@ -5,7 +5,7 @@ import sys
 
 import click
 
-from sbxctl import doctor, environments, image, quarantine, reap, reconcile, run, seccomp
+from sbxctl import doctor, egress, environments, image, quarantine, reap, reconcile, run, seccomp
 from sbxctl.exits import Exit
 
 DEFAULT_SOCKET = "/run/sbxd/admin.sock"
@@ -16,7 +16,7 @@ DEFAULT_SOCKET = "/run/sbxd/admin.sock"
 @click.version_option(package_name="sbxd", prog_name="sbxctl")
 @click.pass_context
 def cli(ctx: click.Context, socket: str) -> None:
-    """Operate sbxd: run, ls, inspect, exec, destroy, image, reap, quarantine, doctor…"""
+    """Operate sbxd: run, ls, inspect, exec, destroy, image, egress, reap, quarantine, doctor…"""
     ctx.obj = socket
 
 
@@ -30,6 +30,7 @@ cli.add_command(reap.reap)
 cli.add_command(reconcile.reconcile)
 cli.add_command(quarantine.quarantine)
 cli.add_command(seccomp.seccomp)
+cli.add_command(egress.egress)
 cli.add_command(doctor.doctor)
 
 

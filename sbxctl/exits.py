@@ -26,6 +26,8 @@ class Exit(IntEnum):
     WORKSPACE = 243
     USAGE = 245
     HOST_DEGRADED = 246  # sbxctl doctor: something is missing
+    EGRESS_REFUSED = 247  # sbxctl egress check: the destination would be refused
+    EGRESS_NOT_CONFORMING = 248  # sbxctl egress test: a probe failed, or a control of one
     INTERRUPTED = 130
 
 

@@ -28,7 +28,7 @@ def console() -> Console:
     return Console(stderr=True, highlight=False, soft_wrap=True, width=width)
 
 
-def _page() -> Console:
+def page() -> Console:
     """Stdout for people; where it is no terminal nothing is cut to a width."""
     return Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else 400)
 
@@ -128,7 +128,7 @@ def show_environments(environments: Sequence[EnvironmentInfo]) -> None:
             str(each.commands_run),
             each.handle.expires_at.strftime("%Y-%m-%d %H:%M:%SZ"),
         )
-    _page().print(table)
+    page().print(table)
 
 
 def show_environment(info: EnvironmentInfo) -> None:
@@ -154,7 +154,7 @@ def show_environment(info: EnvironmentInfo) -> None:
         ("expires", info.handle.expires_at.isoformat()),
     ):
         table.add_row(name, printable(value))
-    _page().print(table)
+    page().print(table)
 
 
 def show_images(images: Sequence[ImageInfo]) -> None:
@@ -184,14 +184,14 @@ def show_images(images: Sequence[ImageInfo]) -> None:
             str(image.in_use),
             image.imported_at.strftime("%Y-%m-%d %H:%M:%SZ"),
         )
-    _page().print(table)
+    page().print(table)
     count, total = len(images), sum(image.unshared_bytes for image in images)
     console().print(f"{count} images, {human_bytes(total)} not shared with another")
 
 
 def show_posture(items: Sequence[PostureItem]) -> None:
     """The table of `sbxctl doctor`, on stdout; every line that is not ok has its fix."""
-    out = _page()
+    out = page()
     for item in items:
         mark = _MARKS.get(item.state, item.state.replace("_", " "))
         out.print(f"{mark:>20}  [bold]{escape(item.name)}[/]  {printable(item.detail)}")

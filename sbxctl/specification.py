@@ -15,6 +15,7 @@ from sbxd.port.limits import ResourceLimits
 from sbxd.wire.messages import Described
 
 OPERATOR_TENANT = TenantId("operator")
+TEST_RUNS = "sbxctl-egress-test-"  # how the ids of the runs of `sbxctl egress test` begin
 
 
 @dataclass(frozen=True)
@@ -70,8 +71,9 @@ def specification(
     limits: ResourceLimits,
     environment: dict[str, str],
     network: bool,
+    run_id: RunId | None = None,
 ) -> EnvironmentSpec:
-    """The specification of one `sbxctl run`, under a run id of its own.
+    """The specification of one `sbxctl run`, under a run id of its own where none is given.
 
     Raises ExecutionRejected: an unknown image, a variable that is never passed, or a network that
     has no destination.
@@ -94,7 +96,7 @@ def specification(
         ) from None
     return EnvironmentSpec(
         tenant_id=OPERATOR_TENANT,
-        run_id=RunId(f"sbxctl-{secrets.token_hex(8)}"),
+        run_id=run_id or RunId(f"sbxctl-{secrets.token_hex(8)}"),
         lease_epoch=0,
         image_digest=image_digest(image, described),
         limits=limits,

@@ -1,12 +1,15 @@
-"""Sizes, durations and CPU shares as people write them on a command line."""
+"""Sizes, CPU shares and destinations as people write them on a command line."""
 
 import re
 
 import click
 
+from sbxd.wire.egress import HOST_CHARACTERS_MAX
+
 _SIZE = re.compile(
     r"([0-9]{1,16}(?:\.[0-9]{1,6})?)(?:([kmgt])(?:i?b)?|b)?", re.ASCII | re.IGNORECASE
 )
+_PORT = re.compile(r"[0-9]{1,6}", re.ASCII)
 _CORES = re.compile(r"[0-9]{1,4}(?:\.[0-9]{1,3})?", re.ASCII)
 _FACTORS = {"": 1, "k": 1024, "m": 1024**2, "g": 1024**3, "t": 1024**4}
 
@@ -57,3 +60,14 @@ def human_bytes(size: int) -> str:
             return f"{amount:.0f} {unit}" if unit == "B" else f"{amount:.1f} {unit}"
         amount /= 1024
     return f"{amount:.1f} TiB"
+
+
+def parse_destination(value: str) -> tuple[str, int]:
+    """HOST:PORT, as far as it has that form; what is a host is judged elsewhere.
+
+    Raises click.UsageError.
+    """
+    host, colon, port = value.rpartition(":")
+    if not colon or not _PORT.fullmatch(port) or len(host) > HOST_CHARACTERS_MAX:
+        raise click.UsageError(f"{value!a}: write HOST:PORT, as files.example.org:443")
+    return host, int(port)

@@ -55,7 +55,6 @@ from sbxd.lifecycle.journal import (
 )
 from sbxd.lifecycle.leases import LeaseReaper
 from sbxd.lifecycle.local import LocalEnvironments
-from sbxd.lifecycle.network import Egress
 from sbxd.lifecycle.provision import Provisioner
 from sbxd.lifecycle.reconcile import Reconciler
 from sbxd.lifecycle.registry import Clock, Registry, back_stop_seconds
@@ -64,7 +63,7 @@ from sbxd.mechanism.protocol import Mechanism, MechanismError
 from sbxd.mechanisms import open_mechanism
 from sbxd.notify import Notifier
 from sbxd.port.ids import EnvironmentId
-from sbxd.proxies import open_proxies
+from sbxd.proxies import Proxies, open_proxies
 from sbxd.service.dispatch import Dispatch
 from sbxd.service.images import ImageStore, Unpacker, Users
 from sbxd.service.lease_query import lease_authorities
@@ -172,6 +171,7 @@ class Assembled:
     """
 
     environments: Environments
+    egress: Proxies
     images: ImageStore
     mechanism_name: str
     boot_id: str
@@ -200,7 +200,7 @@ async def _serve_launched(
 async def _assemble(
     settings: Settings,
     mechanism: Mechanism,
-    egress: Egress,
+    egress: Proxies,
     audit: AuditSink,
     log: logging.Logger,
 ) -> AsyncIterator[Assembled]:
@@ -254,7 +254,8 @@ async def _assemble(
 
         async with trio.open_nursery() as nursery:
             await nursery.start(registry.run)
-            yield Assembled(environments, images, mechanism.name, boot_id, end, mechanism.wait_lost)
+            name, lost = mechanism.name, mechanism.wait_lost
+            yield Assembled(environments, egress, images, name, boot_id, end, lost)
             nursery.cancel_scope.cancel()
     finally:
         store.close()
@@ -285,11 +286,10 @@ async def _serve_fake(
     settings: Settings, given: Given, audit: AuditSink, log: logging.Logger
 ) -> ExitStatus:
     """Every command succeeds at once and does nothing: for trying the protocol out."""
-    async with trio.open_nursery() as nursery:
+    async with open_proxies(settings.egress, audit) as egress, trio.open_nursery() as nursery:
         images = _image_store(settings, _NothingToUnpack(), _FakeUsers(lambda: environments))
-        engine = FakeEngine(
-            Script(otherwise=Outcome()), settings=settings, known_digests=_Known(images.known)
-        )
+        script = Script(otherwise=Outcome())
+        engine = FakeEngine(script, settings=settings, known_digests=_Known(images.known))
         environments = FakeEnvironments(
             engine, nursery, grace_seconds=settings.service.orphan_grace_seconds
         )
@@ -299,7 +299,7 @@ async def _serve_fake(
             await trio.lowlevel.checkpoint()
             return len(engine.records())
 
-        assembled = Assembled(environments, images, "fake", "none", end, trio.sleep_forever)
+        assembled = Assembled(environments, egress, images, "fake", "none", end, trio.sleep_forever)
         status = await _serve(settings, given, assembled, audit, log)
         nursery.cancel_scope.cancel()
         return status
@@ -398,6 +398,7 @@ async def _serve(
         dispatch=Dispatch(
             environments=assembled.environments,
             images=assembled.images,
+            egress=assembled.egress,
             settings=settings,
             audit=audit,
             log=log,

@@ -27,6 +27,7 @@ from sbxd.audit.egress_events import (
 )
 from sbxd.audit.events import AuditEvent
 from sbxd.audit.sink import AuditSink, AuditUnavailable
+from sbxd.egress.check import check
 from sbxd.egress.decisions import (
     Decision,
     DenialsCounted,
@@ -43,8 +44,10 @@ from sbxd.egress.relay import Relay
 from sbxd.egress.resolver import Resolver
 from sbxd.lifecycle.network import EnvironmentNetwork, NetworkUse
 from sbxd.mechanism.protocol import MechanismError
+from sbxd.policy.egress import Allowed, Refused
 from sbxd.port.egress import EgressMode
 from sbxd.port.ids import EnvironmentId, RunId, TenantId
+from sbxd.service.egress import EgressState
 from sbxd.settings import EgressSettings
 from sbxd.wire.descriptions import PostureItem
 
@@ -64,7 +67,8 @@ class Origin(TypedDict):
 
 
 class Proxies:
-    """Implements sbxd.lifecycle.network.Egress. Made by `open_proxies`."""
+    """Implements sbxd.lifecycle.network.Egress and sbxd.service.egress.OperatorEgress. Made by
+    `open_proxies`."""
 
     def __init__(
         self,
@@ -77,11 +81,24 @@ class Proxies:
         self._host_network = host_network
         self._audit = audit
         self._nursery = nursery
+        self._resolver = parts.resolver.share()
         self.counts = EgressCounts()
 
     def of_environment(self, use: NetworkUse) -> EnvironmentNetwork:
         """The network of one environment. Raises MechanismError."""
         return EnvironmentProxy(self._parts, use, self._audit, self.counts, self._nursery)
+
+    async def check(self, host: str, port: int) -> Allowed | Refused:
+        """As `sbxd.service.egress.OperatorEgress`."""
+        return await check(self._parts, self._resolver.resolve, host, port)
+
+    def state(self) -> EgressState:
+        """As `sbxd.service.egress.OperatorEgress`."""
+        return EgressState(
+            host_network=tuple(str(each) for each in self._host_network.current.prefixes),
+            allowed=self.counts.allowed,
+            refused={str(reason): count for reason, count in self.counts.refusals.items()},
+        )
 
     def posture(self) -> tuple[PostureItem, ...]:
         """Whether there is a boundary to cross, and what of it is refused as the host's own."""

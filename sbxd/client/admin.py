@@ -20,6 +20,7 @@ from sbxd.port.errors import ExecutionUnavailable, UnavailableCode
 from sbxd.port.ids import EnvironmentId
 from sbxd.wire import messages as m
 from sbxd.wire.descriptions import EnvironmentInfo, ImageInfo
+from sbxd.wire.egress import EgressCheck, EgressChecked, EgressShow, EgressShown
 from sbxd.wire.legality import Role
 
 Reply = TypeVar("Reply", bound=m.Message)
@@ -106,6 +107,16 @@ class AdminClient:
     async def reconcile(self) -> m.Reconciled:
         """Destroy what nobody owns; report it and what could not be proven stopped."""
         return await self._ask(lambda i: m.Reconcile(request_id=i), m.Reconciled)
+
+    async def egress_check(self, host: str, port: int) -> EgressChecked:
+        """How the operator's policy judges one destination now; nothing is dialled."""
+        return await self._ask(
+            lambda i: EgressCheck(request_id=i, host=host, port=port), EgressChecked
+        )
+
+    async def egress_show(self) -> EgressShown:
+        """The configured destinations and caps, the host's own network, what was decided."""
+        return await self._ask(lambda i: EgressShow(request_id=i), EgressShown)
 
     async def reap(self) -> m.Reaped:
         """One pass over the leases: what it asked about, and what it ended."""

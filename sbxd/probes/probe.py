@@ -10,7 +10,7 @@ for a look what is seen); it needs Python and nothing else; it leaves the enviro
 Deliberately absent: running anything.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -25,6 +25,7 @@ class Layer(StrEnum):
     MOUNTS = "mounts"
     NETWORK_NAMESPACE = "network_namespace"
     PID_NAMESPACE = "pid_namespace"
+    PROXY = "proxy"
     RESOURCE_LIMITS = "resource_limits"
     SECCOMP = "seccomp"
 
@@ -87,6 +88,27 @@ def answer(value):
 """
 
 
+class Verdict(StrEnum):
+    """INCONCLUSIVE: a control failed, so what else was found says nothing. NOT_RUN: what it needs
+    is not there."""
+
+    OK = "ok"
+    FAILED = "failed"
+    INCONCLUSIVE = "inconclusive"
+    NOT_RUN = "not_run"
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One attempt of a probe: expected is what is admissible, found None where it is missing."""
+
+    name: str
+    expected: tuple[str, ...]
+    found: str | None
+    is_right: bool
+    is_control: bool
+
+
 def program(probe: Probe) -> str:
     """What to give to `python3 -c` in an environment."""
     return PRELUDE + probe.source
@@ -101,6 +123,41 @@ def program_outside(probe: Probe) -> str:
 def judge(probe: Probe, answer: object) -> tuple[str, ...]:
     """What is wrong with an answer from inside, attempt by attempt; empty when nothing is."""
     return tuple(_wrong(probe, answer))
+
+
+def attempts(probe: Probe, answer: object) -> tuple[Attempt, ...]:
+    """Attempt by attempt what `judge` judges, the controls last; an attempt that the probe does
+    not know is wrong."""
+    found = answer if isinstance(answer, dict) else {}
+    expectations = [
+        *((name, tuple(sorted(each)), False) for name, each in probe.inside.items()),
+        *((name, (each,), True) for name, each in probe.controls.items()),
+    ]
+    judged = [
+        Attempt(
+            name=name,
+            expected=expected,
+            found=None if name not in found else str(found[name]),
+            is_right=found.get(name) in expected,
+            is_control=is_control,
+        )
+        for name, expected, is_control in expectations
+    ]
+    known = {each.name for each in judged}
+    judged += [
+        Attempt(str(name), (), str(found[name]), is_right=False, is_control=False)
+        for name in found
+        if name not in known
+    ]
+    return tuple(judged)
+
+
+def verdict(judged: Sequence[Attempt]) -> Verdict:
+    """What the attempts of one probe come to."""
+    wrong = [each for each in judged if not each.is_right]
+    if any(each.is_control for each in wrong):
+        return Verdict.INCONCLUSIVE
+    return Verdict.FAILED if wrong or not judged else Verdict.OK
 
 
 def judge_outside(probe: Probe, answer: object) -> tuple[str, ...]:
@@ -118,7 +175,8 @@ def _wrong(probe: Probe, answer: object) -> Iterator[str]:
         yield "the answer is no object"
         return
     for name, admissible in probe.inside.items():
-        if answer.get(name) not in admissible:
+        found = answer.get(name)
+        if not isinstance(found, str) or found not in admissible:
             yield f"{name}: {answer.get(name)!a}, not {' or '.join(sorted(admissible))}"
     for name, expected in probe.controls.items():
         if answer.get(name) != expected:

@@ -43,10 +43,12 @@ from sbxd.port.errors import (
     WorkspaceEscape,
 )
 from sbxd.port.ids import EnvironmentId, RunId, TenantId
+from sbxd.service.egress import OperatorEgress, answer
 from sbxd.service.exchange import Exchange, TooManyEntries
 from sbxd.settings import Settings
 from sbxd.wire import messages as m
 from sbxd.wire.descriptions import EnvironmentInfo, ImageInfo, PostureItem
+from sbxd.wire.egress import EgressCheck, EgressShow
 
 STDIN_BYTES_TOTAL = 256 * 1024 * 1024
 STDIN_RETRY_SECONDS = 1.0
@@ -98,6 +100,7 @@ class Dispatch:
         environments: Environments,
         images: Images,
         settings: Settings,
+        egress: OperatorEgress,
         audit: AuditSink,
         log: logging.Logger,
         version: str,
@@ -106,6 +109,7 @@ class Dispatch:
         self._environments = environments
         self._images = images
         self._settings = settings
+        self._egress = egress
         self._audit = audit
         self._log = log
         self._version = version
@@ -171,6 +175,9 @@ class Dispatch:
                 return await self._image(peer, request, exchange)
             case m.AdminDescribe() | m.AdminList() | m.AdminInspect():
                 return await self._administer(peer, request)
+            case EgressCheck() | EgressShow():
+                _require_operator(peer)
+                return await answer(request, self._settings.egress, self._egress)
             case m.Reconcile() | m.Reap() | m.QuarantineList() | m.QuarantineClear():
                 return await self._repair(peer, request)
             case _:

@@ -34,6 +34,7 @@ from typing import Final
 
 from sbxd.wire import messages as m
 from sbxd.wire.bridge import BridgeAccount, IllegalBridge, Party
+from sbxd.wire.egress import EgressCheck, EgressChecked, EgressShow, EgressShown
 
 ENTRIES_MAX = 100_000
 
@@ -90,6 +91,8 @@ ADMIN_REQUESTS: Final[frozenset[MessageType]] = frozenset(
         m.Reap,
         m.QuarantineList,
         m.QuarantineClear,
+        EgressCheck,
+        EgressShow,
     }
 )
 REQUESTS_OF_ROLE: Final = {
@@ -124,6 +127,8 @@ TERMINAL_REPLIES: Final[dict[MessageType, frozenset[MessageType]]] = {
     m.Reap: FAILURES | {m.Reaped},
     m.QuarantineList: FAILURES | {m.QuarantineIs},
     m.QuarantineClear: FAILURES | {m.QuarantineWasCleared},
+    EgressCheck: FAILURES | {EgressChecked},
+    EgressShow: FAILURES | {EgressShown},
 }
 _BRIDGE_STREAM: Final[frozenset[MessageType]] = frozenset(
     {m.BridgeOpened, m.BridgeFrame, m.BridgeClosed}

@@ -39,6 +39,11 @@ from sbxd.wire.descriptions import EnvironmentInfo as EnvironmentInfo
 from sbxd.wire.descriptions import ImageFormat as ImageFormat
 from sbxd.wire.descriptions import ImageInfo as ImageInfo
 from sbxd.wire.descriptions import PostureItem as PostureItem
+from sbxd.wire.egress import EgressReply, EgressRequest
+from sbxd.wire.greeting import Goodbye as Goodbye
+from sbxd.wire.greeting import GoodbyeCode as GoodbyeCode
+from sbxd.wire.greeting import Hello as Hello
+from sbxd.wire.greeting import Welcome as Welcome
 from sbxd.wire.repair import ClearingWord as ClearingWord
 from sbxd.wire.repair import QuarantineClear as QuarantineClear
 from sbxd.wire.repair import QuarantinedItem as QuarantinedItem
@@ -62,46 +67,6 @@ PATH_BYTES_MAX = 4096
 PathField = Annotated[bytes, Meta(max_length=PATH_BYTES_MAX)]
 ChunkField = Annotated[bytes, Meta(max_length=CHUNK_BYTES_MAX)]
 BridgeDataField = Annotated[bytes, Meta(max_length=BRIDGE_FRAME_BYTES_MAX)]
-
-
-# --- greeting ---------------------------------------------------------------------------------
-
-
-class Hello(Message, frozen=True, tag="hello", kw_only=True):
-    """The client's first frame. credential: the service credential (auth_mode token)."""
-
-    protocol_version: int
-    client: Annotated[str, Meta(max_length=128)]
-    credential: Annotated[bytes, Meta(max_length=1024)] | None = None
-
-    def __repr__(self) -> str:
-        return f"Hello(protocol_version={self.protocol_version}, client={self.client!r})"
-
-
-class Welcome(Message, frozen=True, tag="welcome", kw_only=True):
-    """The server's first frame, once the peer and its credential are accepted."""
-
-    protocol_version: int
-    server: str
-    mechanism: str
-
-
-class GoodbyeCode(StrEnum):
-    """Why a server closes. NOT_AUTHORIZED and VERSION will not change by asking again."""
-
-    NOT_AUTHORIZED = "NOT_AUTHORIZED"
-    VERSION = "VERSION"
-    PROTOCOL = "PROTOCOL"
-    CAPACITY = "CAPACITY"
-    IDLE = "IDLE"
-    SHUTTING_DOWN = "SHUTTING_DOWN"
-
-
-class Goodbye(Message, frozen=True, tag="goodbye", kw_only=True):
-    """The server's last frame: why it closes. The same text for every failed authentication."""
-
-    reason: str
-    code: GoodbyeCode = GoodbyeCode.SHUTTING_DOWN
 
 
 # --- worker requests --------------------------------------------------------------------------
@@ -455,17 +420,17 @@ WorkerRequest = (
     | WorkspaceProvenanceQuery
     | NetworkGrantQuery
 )
+ImageRequest = ImageImport | ImageList | ImageRemove
 AdminRequest = (
     AdminDescribe
     | AdminList
     | AdminInspect
-    | ImageImport
-    | ImageList
-    | ImageRemove
+    | ImageRequest
     | Reconcile
     | Reap
     | QuarantineList
     | QuarantineClear
+    | EgressRequest
 )
 AnyRequest = WorkerRequest | AdminRequest
 BridgeMessage = BridgeFrame | BridgeCredit | BridgeClose
@@ -474,7 +439,7 @@ TerminalReply = (
     Provisioned | Executed | Done | ContentEnd | ProvenanceIs | NetworkGrantIs | Unavailable
     | Rejected | EscapeSuspected | WorkspaceEscaped | WorkspaceFailed | Cancelled | Described
     | Environments | Images | ImageImported | Reconciled | Reaped | QuarantineIs
-    | QuarantineWasCleared
+    | QuarantineWasCleared | EgressReply
 )  # fmt: skip
 ServerMessage = (
     Welcome

@@ -11,12 +11,16 @@ from pathlib import Path
 import pytest
 
 from sbxd.probes.catalogue import PROBES
+from sbxd.probes.egress import EGRESS_PROBES
 from sbxd.probes.probe import Layer
 from tests.cases.table import CASES
 
 REPOSITORY = Path(__file__).parents[2]
 PAGE = REPOSITORY / "docs" / "cases.md"
 PROBES_ARE_RUN_BY = "redteam/test_inside_probes.py::test_a_probe_finds_what_it_is_to_find"
+EGRESS_PROBES_ARE_RUN_BY = (
+    "redteam/test_egress_conformance.py::test_a_probe_finds_what_it_is_to_find"
+)
 # Those of other gates or of layers that not every host has; they have tests of their own.
 RUN_ELSEWHERE = {
     Layer.APPARMOR: "redteam/test_inside_layers.py::"
@@ -51,6 +55,9 @@ def covered() -> dict[str, list[str]]:
         for case, test in marks(ast.parse(path.read_text("utf-8"))):
             place = path.relative_to(REPOSITORY / "tests").as_posix()
             found.setdefault(case, []).append(f"{place}::{test}")
+    for each in EGRESS_PROBES:
+        for case in each.probe.cases:
+            found.setdefault(case, []).append(f"{EGRESS_PROBES_ARE_RUN_BY}[{each.probe.id}]")
     for probe in PROBES:
         for case in probe.cases:
             test = RUN_ELSEWHERE.get(probe.layer, f"{PROBES_ARE_RUN_BY}[{probe.id}]")

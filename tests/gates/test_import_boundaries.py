@@ -108,7 +108,7 @@ LAYERS = (
           ("msgspec", "trio"), SPAWNING),
     Layer("sbxd.proxies",
           (*PURE, "sbxd.audit", "sbxd.egress", "sbxd.lifecycle.network",
-           "sbxd.mechanism.protocol"),
+           "sbxd.mechanism.protocol", "sbxd.service.egress"),
           ("trio",), SPAWNING),
     Layer("sbxd.daemon",
           (*PURE, "sbxd.config", "sbxd.audit", "sbxd.fake", "sbxd.mechanism", "sbxd.lifecycle",
@@ -135,7 +135,7 @@ LAYERS = (
     # What runs inside an environment and tries things: a program of its own.
     Layer("sbxd.probes"),
     # The operator's side. doctor and image building may run programs.
-    Layer("sbxctl", (*PURE, "sbxd.client", "sbxd.oci"),
+    Layer("sbxctl", (*PURE, "sbxd.client", "sbxd.oci", "sbxd.probes"),
           ("msgspec", "anyio", "trio", "click", "rich")),
 )  # fmt: skip
 

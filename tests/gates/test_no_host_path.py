@@ -32,13 +32,14 @@ from sbxd.port import (
 )
 from sbxd.settings import Settings
 from sbxd.wire import descriptions, leases, messages, repair
+from sbxd.wire import egress as egress_messages
 from tests.gates.source import Module, aliases, called, dotted, literals, load
 
 pytestmark = pytest.mark.gate("gate.sandbox.spec_has_no_host_path")
 
 PORT_MODULES = (
     artifact, command, credentials, egress, environment, errors, ids, limits, workspace,
-    descriptions, leases, messages, repair,
+    descriptions, egress_messages, leases, messages, repair,
 )  # fmt: skip
 
 # Words of a field's name that stand for something of the host.
@@ -51,6 +52,8 @@ HOST_WORDS = frozenset(
 )  # fmt: skip
 FIELD_EXCEPTIONS = {
     ("EgressDestination", "host"): "the DNS name of a destination",
+    **dict.fromkeys((("EgressCheck", "host"), ("EgressChecked", "host")), "a destination's name"),
+    ("EgressShown", "host_network"): "the host's own prefixes, for its operator",
     ("FileChange", "path"): "relative to /workspace; its constructor refuses another",
     ("WireChange", "path"): "relative to /workspace",
     ("ExecutionCommand", "working_directory"): "relative to /workspace",

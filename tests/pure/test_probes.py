@@ -9,7 +9,19 @@ import pytest
 
 import sbxd.probes
 from sbxd.probes.catalogue import PROBES
-from sbxd.probes.probe import Layer, Probe, judge, judge_outside, program, program_outside
+from sbxd.probes.egress import EGRESS_PROBES
+from sbxd.probes.egress_probe import EgressProbe, Target, program_of
+from sbxd.probes.probe import (
+    Layer,
+    Probe,
+    Verdict,
+    attempts,
+    judge,
+    judge_outside,
+    program,
+    program_outside,
+    verdict,
+)
 
 # What every environment is to be like: the catalogue of cases has no attack of that name.
 WITHOUT_A_CASE = frozenset(
@@ -68,13 +80,55 @@ def test_a_probe_is_well_formed(probe: Probe) -> None:
     assert set(probe.controls.values()) != {"none"}, "a control that finds nothing is none"
 
 
+OF_EGRESS_WITHOUT_A_CASE = frozenset({"early-bytes", "half-close", "unlisted-port", "without-yes"})
+TARGET = Target(
+    has_proxy=True, host="a.example.org", port=443, unlisted_port=1, head_seconds=5, tunnels_max=9
+)
+
+
+@pytest.mark.parametrize("each", EGRESS_PROBES, ids=[each.probe.id for each in EGRESS_PROBES])
+def test_a_probe_of_the_proxy_is_well_formed(each: EgressProbe) -> None:
+    probe = each.probe
+    assert re.fullmatch(r"[a-z]+(-[a-z]+)*", probe.id)
+    assert bool(probe.cases) == (probe.id not in OF_EGRESS_WITHOUT_A_CASE)
+    assert probe.inside
+    assert probe.controls, "a probe without a control may fail for another reason"
+    assert not probe.inside.keys() & probe.controls.keys()
+    assert all(not {"ok", "200"} & admissible for admissible in probe.inside.values())
+    assert isinstance(ast.parse(program_of(each, TARGET)), ast.Module)
+
+
 def test_ids_are_of_one_probe_each() -> None:
-    assert len({probe.id for probe in PROBES}) == len(PROBES)
+    ids = [probe.id for probe in (*PROBES, *(each.probe for each in EGRESS_PROBES))]
+    assert len(set(ids)) == len(ids)
+
+
+@pytest.mark.parametrize(
+    ("answer", "expected"),
+    [
+        (RIGHT, Verdict.OK),
+        ({**RIGHT, "a": "ok"}, Verdict.FAILED),
+        ({"b": "EPERM", "c": "ok"}, Verdict.FAILED),
+        ({**RIGHT, "d": "ok"}, Verdict.FAILED),
+        ({**RIGHT, "c": "EPERM"}, Verdict.INCONCLUSIVE),
+        ({"a": "ok", "b": "ok"}, Verdict.INCONCLUSIVE),
+        (["EPERM"], Verdict.INCONCLUSIVE),
+        (None, Verdict.INCONCLUSIVE),
+        ({**RIGHT, "a": ["EPERM"]}, Verdict.FAILED),
+    ],
+)
+def test_a_verdict_is_ok_exactly_when_nothing_is_wrong(answer: object, expected: Verdict) -> None:
+    judged = attempts(EXAMPLE, answer)
+    assert verdict(judged) is expected
+    assert (judge(EXAMPLE, answer) == ()) is (expected is Verdict.OK)
+    assert verdict(()) is Verdict.FAILED
 
 
 def test_every_module_of_probes_is_in_the_catalogue() -> None:
     listed = {probe.id for probe in PROBES}
     for each in pkgutil.iter_modules(sbxd.probes.__path__):
         module = importlib.import_module(f"sbxd.probes.{each.name}")
-        found = {value.id for value in vars(module).values() if isinstance(value, Probe)}
-        assert found <= listed, each.name
+        values = vars(module).values()
+        assert {value.id for value in values if isinstance(value, Probe)} <= listed, each.name
+        of_egress = [value for value in values if isinstance(value, EgressProbe)]
+        assert all(value in EGRESS_PROBES for value in of_egress), each.name

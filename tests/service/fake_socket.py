@@ -12,7 +12,10 @@ from pathlib import Path
 import trio
 
 from sbxd.audit.events import Door
+from sbxd.fake.engine import FAKE_SETTINGS
 from sbxd.fake.script import Script
+from sbxd.service.egress import OperatorEgress
+from sbxd.settings import Settings
 from tests.service.memory import MemoryDaemon, memory_daemon
 
 CLIENT_SECONDS = 60
@@ -61,13 +64,22 @@ async def sbxctl(
 
 
 @asynccontextmanager
-async def socket_daemon(script: Script, folder: Path) -> AsyncIterator[SocketDaemon]:
+async def socket_daemon(
+    script: Script,
+    folder: Path,
+    *,
+    settings: Settings = FAKE_SETTINGS,
+    egress: OperatorEgress | None = None,
+) -> AsyncIterator[SocketDaemon]:
     """A daemon whose admin socket lies in the folder, until the block ends."""
     path = folder / "admin.sock"
     listening = trio.socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     await listening.bind(str(path))
     listening.listen(16)
-    async with memory_daemon(script) as daemon, trio.open_nursery() as nursery:
+    async with (
+        memory_daemon(script, settings=settings, egress=egress) as daemon,
+        trio.open_nursery() as nursery,
+    ):
         offer = daemon.listeners[Door.ADMIN].offer
         nursery.start_soon(partial(_pass_on, trio.SocketListener(listening), offer))
         yield SocketDaemon(daemon, path)

@@ -20,7 +20,9 @@ from sbxd.fake.script import Script
 from sbxd.fake.service import FakeEnvironments
 from sbxd.lifecycle.environments import Environments
 from sbxd.port.errors import ExecutionRejected, RejectedCode
+from sbxd.proxies import open_proxies
 from sbxd.service.dispatch import Dispatch
+from sbxd.service.egress import OperatorEgress
 from sbxd.service.listener import DoorListener, Service
 from sbxd.service.peer import PeerCredentials
 from sbxd.service.session import SessionContext
@@ -158,19 +160,21 @@ async def memory_daemon(
     credential: bytes | None = None,
     known_digests: frozenset[str] | None = None,
     environments: Environments | None = None,
+    egress: OperatorEgress | None = None,
 ) -> AsyncIterator[MemoryDaemon]:
     """A daemon that is stopped, by cancellation, when the block ends."""
-    async with trio.open_nursery() as nursery:
+    audit, images = MemorySink(), MemoryImages()
+    async with open_proxies(settings.egress, audit) as proxies, trio.open_nursery() as nursery:
         engine = FakeEngine(script, settings=settings, known_digests=known_digests)
         served = environments or FakeEnvironments(
             engine, nursery, grace_seconds=settings.service.orphan_grace_seconds
         )
-        audit, images = MemorySink(), MemoryImages()
         context = SessionContext(
             settings=settings,
             dispatch=Dispatch(
                 environments=served,
                 images=images,
+                egress=egress or proxies,
                 settings=settings,
                 audit=audit,
                 log=LOG,
