@@ -44,15 +44,14 @@ def main() -> None:
         ):
             os.close(hostpaths.private_directory(directory))
         programs = filters.load()
-        gvisor = runsc.find(arguments.runsc)
     except (OSError, filters.FiltersUnavailable) as problem:
         sys.exit(f"sbxd-launcher: {problem}")
-    if gvisor is not None:
-        print(
-            f"runsc {gvisor.path}: version {gvisor.version}, sha256 {gvisor.sha256}",
-            file=sys.stderr,
-            flush=True,
-        )
+    gvisor = runsc.find(arguments.runsc)
+    if isinstance(gvisor, runsc.Runsc):
+        said = f"runsc {gvisor.path}: version {gvisor.version}, sha256 {gvisor.sha256}"
+    else:
+        said = f"the mechanism gvisor is not available: {gvisor.detail}"
+    print(said, file=sys.stderr, flush=True)
     process.become_subreaper()
     launcher = Launcher(
         listener,

@@ -20,7 +20,7 @@ from functools import partial
 from sbxd.launcher import channel
 from sbxd.launcher.channel import ChannelViolation, close_all
 from sbxd.launcher.filters import Filters
-from sbxd.launcher.kernel.runsc import Runsc
+from sbxd.launcher.kernel.runsc import NOT_INSTALLED, Runsc, Unusable
 from sbxd.launcher.notify import Notifier
 from sbxd.launcher.pool import Pool
 from sbxd.launcher.requests import LauncherReply
@@ -44,7 +44,7 @@ class Launcher:
         notifier: Notifier,
         watchdog_seconds: float | None,
         width: int,
-        runsc: Runsc | None = None,
+        runsc: Runsc | Unusable = NOT_INSTALLED,
     ) -> None:
         self._listener = listener
         self._allowed_uids = allowed_uids

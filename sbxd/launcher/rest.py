@@ -4,7 +4,7 @@ from sbxd.launcher.helpers import Outcome, Report
 from sbxd.launcher.kernel import hostpaths, images, systemd
 from sbxd.launcher.kernel import inventory as kernel_inventory
 from sbxd.launcher.kernel import probe as kernel_probe
-from sbxd.launcher.kernel.runsc import Runsc
+from sbxd.launcher.kernel.runsc import Runsc, Unusable
 from sbxd.launcher.requests import (
     Acknowledged,
     ImageDrop,
@@ -48,7 +48,7 @@ def inventory(request: Inventory) -> Outcome:
     return Outcome(Report(reply=reply))
 
 
-def probe(request: Probe, runsc: Runsc | None) -> Outcome:
+def probe(request: Probe, runsc: Runsc | Unusable) -> Outcome:
     """runsc: the program that the launcher found. Raises StepFailed."""
     with Steps().step("probe"):
         items = (*kernel_probe.run(), kernel_probe.of_runsc(runsc))

@@ -48,7 +48,7 @@ from sbxd.launcher.kernel import (
     uids,
     volume,
 )
-from sbxd.launcher.kernel.runsc import Runsc
+from sbxd.launcher.kernel.runsc import Runsc, Unusable
 from sbxd.launcher.requests import VERIFY, Boot, Booted, CgroupLimits, Kernel, Prepare, Prepared
 from sbxd.launcher.steps import StepFailed, Steps
 from sbxd.launcher.verify import Process, verify_process, verify_sentry
@@ -93,7 +93,7 @@ def sentry_ids(base: int) -> IdBlock:
     return IdBlock(base, SENTRY_INNER_IDS)
 
 
-def prepare_sentry(request: Prepare, filters: Filters, program: Runsc | None) -> Outcome:
+def prepare_sentry(request: Prepare, filters: Filters, program: Runsc | Unusable) -> Outcome:
     """Build the slot that `request` describes. Raises StepFailed."""
     steps = Steps()
     with ExitStack() as held:
@@ -101,7 +101,7 @@ def prepare_sentry(request: Prepare, filters: Filters, program: Runsc | None) ->
 
 
 def _build(
-    request: Prepare, filters: Filters, program: Runsc | None, steps: Steps, held: ExitStack
+    request: Prepare, filters: Filters, program: Runsc | Unusable, steps: Steps, held: ExitStack
 ) -> Outcome:
     environment_id = request.environment_id
     if request.network is not NetworkShape.NONE:
@@ -186,7 +186,7 @@ def _build(
     return Outcome(report, descriptors)
 
 
-def boot(request: Boot, ground: Known, filters: Filters, program: Runsc | None) -> Outcome:
+def boot(request: Boot, ground: Known, filters: Filters, program: Runsc | Unusable) -> Outcome:
     """Boot a fresh Sentry on the volume of an environment. Raises StepFailed; what was started
     is then in the leaf, which the caller kills and removes."""
     steps = Steps()

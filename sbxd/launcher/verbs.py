@@ -17,7 +17,7 @@ from sbxd.launcher import destroy, fast, prepare, rest, sentry
 from sbxd.launcher.books import Books, Environment
 from sbxd.launcher.filters import Filters
 from sbxd.launcher.helpers import Work, discard
-from sbxd.launcher.kernel.runsc import Runsc
+from sbxd.launcher.kernel.runsc import NOT_INSTALLED, Runsc, Unusable
 from sbxd.launcher.legality import Illegal, ImageState, ImageTrigger, State, Trigger
 from sbxd.launcher.pool import Job, Lane, Pool, QueueFull, Result
 from sbxd.launcher.requests import (
@@ -61,7 +61,7 @@ class Verbs:
     """See the module. `pool` runs the slow ones."""
 
     def __init__(
-        self, pool: Pool, filters: Filters, reply: Reply, runsc: Runsc | None = None
+        self, pool: Pool, filters: Filters, reply: Reply, runsc: Runsc | Unusable = NOT_INSTALLED
     ) -> None:
         self._pool = pool
         self._runsc = runsc

@@ -8,7 +8,7 @@ catching what is no error of the port (the session's).
 
 import hashlib
 import logging
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from typing import Protocol, assert_never
 
@@ -45,16 +45,14 @@ from sbxd.port.errors import (
 from sbxd.port.ids import EnvironmentId, RunId, TenantId
 from sbxd.service.egress import OperatorEgress, answer
 from sbxd.service.exchange import Exchange, TooManyEntries
+from sbxd.service.listing import page_of, shortened
 from sbxd.settings import Settings
 from sbxd.wire import messages as m
-from sbxd.wire.descriptions import EnvironmentInfo, ImageInfo, PostureItem
+from sbxd.wire.descriptions import ImageInfo, PostureItem
 from sbxd.wire.egress import EgressCheck, EgressShow
 
 STDIN_BYTES_TOTAL = 256 * 1024 * 1024
 STDIN_RETRY_SECONDS = 1.0
-LIST_PAGE_BYTES = 512 * 1024
-LISTED_ARGUMENTS = 32
-LISTED_ARGUMENT_BYTES = 256
 
 
 class Images(Protocol):
@@ -296,12 +294,12 @@ class Dispatch:
             case m.AdminDescribe():
                 return await self._describe(request.request_id)
             case m.AdminList():
-                page, more = _page(await self._environments.list(), skip=request.skip)
+                page, more = page_of(await self._environments.list(), skip=request.skip)
                 return m.Environments(request_id=request.request_id, environments=page, more=more)
             case m.AdminInspect():
                 info = await self._environments.inspect(request.environment_id)
                 return m.Environments(
-                    request_id=request.request_id, environments=(_shortened(info),)
+                    request_id=request.request_id, environments=(shortened(info),)
                 )
             case _:
                 assert_never(request)
@@ -483,26 +481,3 @@ def _require_operator(peer: Peer) -> None:
 
 def _verb(request: m.AnyRequest) -> str:
     return str(request.__struct_config__.tag)
-
-
-def _page(
-    infos: Sequence[EnvironmentInfo], *, skip: int
-) -> tuple[tuple[EnvironmentInfo, ...], bool]:
-    """As many infos from `skip` on as a frame holds, and whether there are more."""
-    page: list[EnvironmentInfo] = []
-    size = 0
-    for info in infos[skip:]:
-        entry = _shortened(info)
-        size += len(msgspec.msgpack.encode(entry))
-        if page and size > LIST_PAGE_BYTES:
-            break
-        page.append(entry)
-    return tuple(page), skip + len(page) < len(infos)
-
-
-def _shortened(info: EnvironmentInfo) -> EnvironmentInfo:
-    """With a running argv that is for reading, not for running again."""
-    if info.running_argv is None:
-        return info
-    argv = tuple(word[:LISTED_ARGUMENT_BYTES] for word in info.running_argv[:LISTED_ARGUMENTS])
-    return msgspec.structs.replace(info, running_argv=argv)

@@ -13,7 +13,7 @@ import trio.testing
 
 from sbxd.jail import frames
 from sbxd.jail.plan import SENTRY_ID, SENTRY_INNER_IDS, IdBlock
-from sbxd.launcher.kernel import cgroup, runsc
+from sbxd.launcher.kernel import cgroup, probe, runsc
 from sbxd.launcher.requests import LEAF_DESCRIPTORS, CgroupLimits, Kernel
 from sbxd.launcher.verify import (
     CAPABILITY_SETS,
@@ -92,15 +92,35 @@ def program(tmp_path: Path) -> Path:
     return path
 
 
-def test_no_runsc_is_none_and_not_a_failure(tmp_path: Path) -> None:
-    assert runsc.find(str(tmp_path / "runsc")) is None
+def usable(program: Path) -> runsc.Runsc:
+    found = runsc.find(str(program))
+    assert isinstance(found, runsc.Runsc)
+    return found
+
+
+def test_no_runsc_is_said_and_no_failure_of_the_launcher(tmp_path: Path) -> None:
+    found = runsc.find(str(tmp_path / "runsc"))
+    assert found == runsc.NOT_INSTALLED
+    assert probe.of_runsc(found).state == "missing"
     with pytest.raises(FileNotFoundError):
-        runsc.open_program(None, None)
+        runsc.open_program(found, None)
+
+
+def test_a_program_that_does_not_run_is_said_and_no_failure_of_the_launcher(
+    program: Path,
+) -> None:
+    program.write_text("#!/bin/sh\nexit 1\n")
+    found = runsc.find(str(program))
+    assert isinstance(found, runsc.Unusable)
+    item = probe.of_runsc(found)
+    assert (item.state, "does not tell its version" in item.detail) == ("missing", True)
+    assert "runsc --version" in item.fix
+    with pytest.raises(OSError, match="does not tell its version"):
+        runsc.open_program(found, None)
 
 
 def test_the_program_is_hashed_and_asked_for_its_version(program: Path) -> None:
-    found = runsc.find(str(program))
-    assert found is not None
+    found = usable(program)
     assert found.version == "1.2.3"
     assert len(found.sha256) == 64
     os.close(runsc.open_program(found, None))
@@ -109,11 +129,11 @@ def test_the_program_is_hashed_and_asked_for_its_version(program: Path) -> None:
 
 def test_another_digest_than_the_configured_one_is_refused(program: Path) -> None:
     with pytest.raises(PermissionError):
-        runsc.open_program(runsc.find(str(program)), "0" * 64)
+        runsc.open_program(usable(program), "0" * 64)
 
 
 def test_a_program_that_was_replaced_is_refused(program: Path) -> None:
-    found = runsc.find(str(program))
+    found = usable(program)
     program.write_text("#!/bin/sh\necho runsc version 1.2.4\n")
     with pytest.raises(OSError, match="replaced"):
         runsc.open_program(found, None)
@@ -121,8 +141,9 @@ def test_a_program_that_was_replaced_is_refused(program: Path) -> None:
 
 def test_a_program_that_others_may_write_is_refused(program: Path) -> None:
     program.chmod(0o777)
-    with pytest.raises(OSError, match="root's alone"):
-        runsc.find(str(program))
+    found = runsc.find(str(program))
+    assert isinstance(found, runsc.Unusable)
+    assert "root's alone" in found.detail
 
 
 # process 1's word --------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 
 from sbxd.jail import landlock, syscalls
 from sbxd.launcher.kernel import apparmor, cgroup, hostpaths, mounts, systemd, uids
-from sbxd.launcher.kernel.runsc import Runsc
+from sbxd.launcher.kernel.runsc import Runsc, Unusable
 from sbxd.launcher.requests import RUNSC_ITEM, ProbeItem
 
 SYSTEMD_MIN = 254  # OOMPolicy= and RuntimeMaxSec= of scopes, Delegate= as it is used here
@@ -29,15 +29,11 @@ def run() -> Iterator[ProbeItem]:
             yield ProbeItem(name=name, state="missing", detail=f"cannot be used: {detail}")
 
 
-def of_runsc(runsc: Runsc | None) -> ProbeItem:
+def of_runsc(runsc: Runsc | Unusable) -> ProbeItem:
     """gVisor's program: its version and digest, as the launcher found them when it started."""
-    if runsc is None:
-        return ProbeItem(
-            name=RUNSC_ITEM,
-            state="missing",
-            detail="runsc is not installed: the mechanism gvisor cannot be used",
-            fix="install the package runsc and restart sbxd-launcher",
-        )
+    if isinstance(runsc, Unusable):
+        detail = f"{runsc.detail}: the mechanism gvisor is not available"
+        return ProbeItem(name=RUNSC_ITEM, state="missing", detail=detail, fix=runsc.fix)
     return _ok(RUNSC_ITEM, f"version {runsc.version} sha256 {runsc.sha256}")
 
 

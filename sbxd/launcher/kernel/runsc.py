@@ -92,15 +92,39 @@ class Runsc:
     identity: tuple[int, ...]
 
 
-def find(path: str) -> Runsc | None:
-    """The program at this path, hashed and asked for its version; None when there is none.
+@dataclass(frozen=True)
+class Unusable:
+    """Why there is no program to start a sandbox with. The other mechanisms do without it."""
 
-    Raises OSError when it is not root's alone or does not run.
-    """
+    errno: int
+    detail: str
+    fix: str
+
+
+NOT_INSTALLED: Final = Unusable(
+    errno.ENOENT,
+    "runsc was not installed when the launcher started",
+    "install the package runsc and restart sbxd-launcher",
+)
+
+
+def find(path: str) -> Runsc | Unusable:
+    """The program at this path, hashed and asked for its version."""
     try:
-        descriptor = hostpaths.open_trusted(path)
+        return _examine(path)
     except FileNotFoundError:
-        return None
+        return NOT_INSTALLED
+    except OSError as problem:
+        return Unusable(
+            problem.errno or errno.EIO,
+            f"runsc cannot be used: {problem.strerror}",
+            "run `runsc --version` as root, see to what it says, and restart sbxd-launcher",
+        )
+
+
+def _examine(path: str) -> Runsc:
+    """Raises OSError when it is not there, is not root's alone, or does not run."""
+    descriptor = hostpaths.open_trusted(path)
     digest = hashlib.sha256()
     try:
         while chunk := os.read(descriptor, _CHUNK_BYTES):
@@ -123,14 +147,14 @@ def find(path: str) -> Runsc | None:
     return Runsc(path, digest.hexdigest(), version, identity)
 
 
-def open_program(runsc: Runsc | None, sha256: str | None) -> int:
+def open_program(runsc: Runsc | Unusable, sha256: str | None) -> int:
     """Open the program to start it; the caller owns the descriptor.
 
-    Raises OSError: ENOENT when there is none, ESTALE when it is another file than at the start of
+    Raises OSError: why it is unusable; ESTALE when it is another file than at the start of
     the launcher, EPERM when it has not the wanted digest.
     """
-    if runsc is None:
-        raise OSError(errno.ENOENT, "runsc was not installed when the launcher started")
+    if isinstance(runsc, Unusable):
+        raise OSError(runsc.errno, runsc.detail)
     if sha256 is not None and runsc.sha256 != sha256:
         raise OSError(errno.EPERM, "runsc has not the digest that the configuration names")
     descriptor = hostpaths.open_trusted(runsc.path)
