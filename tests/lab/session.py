@@ -34,6 +34,7 @@ class Wish:
 
     lane: str
     daemon: bool = True
+    bare: bool = False  # without the project; never with the daemon
     writable: bool = False
     empty: bool = False  # an empty disk, even where a filled one is cached
 
@@ -124,7 +125,7 @@ def start(wish: Wish, name: str | None, say: Say) -> Lane:
         raise LabError("a lane's name is of small letters, digits and dashes, at most 32")
     built = layers.obtain(wish.lane, say)
     filled = None
-    if wish.lane in ("uml", "qemu") and wish.daemon and not wish.empty:
+    if wish.lane in ("uml", "qemu") and wish.daemon and not (wish.empty or wish.bare):
         filled = state.obtain(built.image, lambda line, then: _on_empty_disk(line, then, say), say)
     sweep()
     kept = name is not None
@@ -140,7 +141,8 @@ def start(wish: Wish, name: str | None, say: Say) -> Lane:
         uml=str(built.uml or ""),
         qemu=str(built.qemu or ""),
         state=str(filled or ""),
-        daemon=wish.daemon,
+        daemon=wish.daemon and not wish.bare,
+        bare=wish.bare,
         writable=wish.writable,
     )
     (LANES / name / "lane").write_text(wish.lane)
