@@ -118,12 +118,13 @@ def private_libraries(wanted: Path, builders: Path, place: Path, say: Say) -> Pa
         "pip install --quiet --no-cache-dir --no-deps --require-hashes -r /tmp/b",
         "pip install --quiet --no-cache-dir --no-deps --require-hashes -r /tmp/w "
         f"--no-build-isolation --no-compile --target {shlex.quote(str(place))}",
+        f"find {shlex.quote(str(place))} -name '*.so' -exec strip --strip-unneeded '{{}}' +",
     )
     try:
         root = cache.obtain("root", root_recipe, _build_root, say)
         layer = cache.obtain(
             "libraries",
-            [_LIBRARIES_RECIPE, root_recipe, texts, str(place)],
+            [_LIBRARIES_RECIPE, root_recipe, script],
             lambda target: _build_over(target, root, script),
             say,
         )
