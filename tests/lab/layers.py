@@ -118,6 +118,7 @@ def private_libraries(wanted: Path, builders: Path, place: Path, say: Say) -> Pa
         "pip install --quiet --no-cache-dir --no-deps --require-hashes -r /tmp/b",
         "pip install --quiet --no-cache-dir --no-deps --require-hashes -r /tmp/w "
         f"--no-build-isolation --no-compile --target {shlex.quote(str(place))}",
+        f"PYTHONPATH={shlex.quote(str(place))} pip check",
         f"find {shlex.quote(str(place))} -name '*.so' -exec strip --strip-unneeded '{{}}' +",
     )
     try:
