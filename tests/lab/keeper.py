@@ -119,9 +119,7 @@ def _keep(order: Order, folder: Path, group: Path, status_fd: int, tether_fd: in
     kernel.private_mounts()
     root = _assemble(order, folder)
     console = os.open(folder / "console.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC)
-    furnish(
-        root, Furnishing(order.lane, boot.CHANNELS[order.lane], order.daemon, order.bare)
-    )
+    furnish(root, Furnishing(order.lane, boot.CHANNELS[order.lane], order.daemon, order.bare))
     state = Path(order.state) if order.state else None
     match order.lane:
         case "container":
