@@ -216,7 +216,7 @@ def _pack(root: Path, target: Path, source_date: int) -> None:
         os.utime(entry, (source_date, source_date), follow_symlinks=False)
     unfinished = target.with_name(f".{target.name}")
     _run(
-        *("dpkg-deb", "--root-owner-group", "--threads-max=1", "-Zxz", "-z6"),
+        *("dpkg-deb", "--root-owner-group", "--threads-max=1", "-Zxz", "-z3"),
         *("--build", str(root), str(unfinished)),
         source_date=source_date,
     )

@@ -41,11 +41,12 @@ class Wish:
 
 @dataclass
 class Lane:
-    """A booted lane. `release` is the tether of one that is not kept."""
+    """A booted lane. One that is not kept has a tether, and a keeper that is a child of ours."""
 
     name: str
     lane: str
     tether: int | None = None
+    keeper: "subprocess.Popen[bytes] | None" = None
 
     def connect(self) -> socket.socket:
         here = os.open(LANES / self.name, os.O_PATH | os.O_DIRECTORY)
@@ -93,6 +94,9 @@ class Lane:
             os.close(self.tether)
             self.tether = None
             wait_until_gone(self.name)
+        if self.keeper is not None:
+            self.keeper.wait()
+            self.keeper = None
 
     def stop(self) -> None:
         """End the lane, kept or not."""
@@ -147,9 +151,9 @@ def start(wish: Wish, name: str | None, say: Say) -> Lane:
     )
     (LANES / name / "lane").write_text(wish.lane)
     begun = time.monotonic()
-    tether = _start_keeper(order, kept=kept)
+    tether, keeper_process = _start_keeper(order, kept=kept)
     say(f"lane {wish.lane} is up after {time.monotonic() - begun:.1f} s")
-    return Lane(name=name, lane=wish.lane, tether=tether)
+    return Lane(name, wish.lane, tether, keeper_process)
 
 
 def _on_empty_disk(line: str, then: Callable[[str], None], say: Say) -> None:
@@ -163,7 +167,9 @@ def _on_empty_disk(line: str, then: Callable[[str], None], say: Say) -> None:
         lane.release()
 
 
-def _start_keeper(order: keeper.Order, *, kept: bool) -> int | None:
+def _start_keeper(
+    order: keeper.Order, *, kept: bool
+) -> "tuple[int | None, subprocess.Popen[bytes] | None]":
     order_read, order_write = os.pipe()
     status_read, status_write = os.pipe()
     tether_read, tether_write = os.pipe()
@@ -202,8 +208,8 @@ def _start_keeper(order: keeper.Order, *, kept: bool) -> int | None:
         raise LabError(f"the lane {order.lane} could not be set up: {why}")
     if kept:
         os.close(tether_write)
-        return None
-    return tether_write
+        return None, None
+    return tether_write, process
 
 
 def find(name: str) -> Lane | None:
