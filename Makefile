@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test lint lab-shell bench clean venv
+.PHONY: demo test lint lab-shell bench packages clean venv
 
 venv: $(STAMP)
 
@@ -27,6 +27,9 @@ lab-shell:
 
 bench: $(STAMP)
 	tests/lab/run --lane container -- python3 -m tests.bench
+
+packages: $(STAMP)
+	$(VENV)/bin/python packaging/deb/build
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache

@@ -23,6 +23,7 @@ _VOLATILE = (
     "/sys",
     "/tmp",
     "/var/cache/apt",
+    "/var/cache/debconf",
     "/var/cache/ldconfig",
     "/var/cache/sbxd-lab",
     "/var/lib/apt",
