@@ -3,14 +3,14 @@ PYTHON ?= python3
 VENV := .venv
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test lint lab-shell bench packages clean venv
+.PHONY: demo test lint lab-shell bench packages clean venv guest
 
 venv: $(STAMP)
 
 $(STAMP): pyproject.toml packaging/prerequisites
 	packaging/prerequisites
 	$(PYTHON) -m venv $(VENV)
-	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -e '.[daemon,cli,artifacts,postgres,mcp,test]'
+	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -e '.[daemon,cli,artifacts,postgres,httpx,mcp,test]'
 	touch $@
 
 demo: $(STAMP)
@@ -21,6 +21,11 @@ test: $(STAMP)
 
 lint: $(STAMP)
 	$(VENV)/bin/python -m pytest tests/test_linters.py
+
+# Process 1 of a gVisor sandbox.
+guest:
+	mkdir -p build
+	guest/build.sh build/sbx-guest-init
 
 lab-shell:
 	tests/lab/run --lane $(or $(LANE),container) --shell

@@ -5,7 +5,7 @@ import sys
 
 import click
 
-from sbxctl import doctor, environments, image, run, seccomp
+from sbxctl import doctor, environments, image, quarantine, reap, reconcile, run, seccomp
 from sbxctl.exits import Exit
 
 DEFAULT_SOCKET = "/run/sbxd/admin.sock"
@@ -16,7 +16,7 @@ DEFAULT_SOCKET = "/run/sbxd/admin.sock"
 @click.version_option(package_name="sbxd", prog_name="sbxctl")
 @click.pass_context
 def cli(ctx: click.Context, socket: str) -> None:
-    """Operate sbxd: run, ls, inspect, exec, destroy, image, seccomp, doctor."""
+    """Operate sbxd: run, ls, inspect, exec, destroy, image, reap, quarantine, doctor…"""
     ctx.obj = socket
 
 
@@ -26,6 +26,9 @@ cli.add_command(environments.ls)
 cli.add_command(environments.inspect)
 cli.add_command(environments.destroy)
 cli.add_command(image.image)
+cli.add_command(reap.reap)
+cli.add_command(reconcile.reconcile)
+cli.add_command(quarantine.quarantine)
 cli.add_command(seccomp.seccomp)
 cli.add_command(doctor.doctor)
 

@@ -17,7 +17,7 @@ from sbxctl.exits import Exit
 from sbxctl.report import print_json, show_posture
 from sbxd.client.admin import connect_admin
 from sbxd.port.errors import ExecutionRejected, ExecutionUnavailable
-from sbxd.wire.messages import PostureItem
+from sbxd.wire.descriptions import PostureItem
 
 CONTROLLERS = ("cpu", "memory", "pids")
 

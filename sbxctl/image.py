@@ -14,7 +14,7 @@ from sbxctl.report import print_json, show_images
 from sbxctl.rootfs import build_debian, plain_tar
 from sbxctl.session import run_verb
 from sbxd.client.admin import AdminClient
-from sbxd.wire.messages import ImageInfo
+from sbxd.wire.descriptions import ImageInfo
 
 _CHUNK = 256 * 1024
 DEFAULT_PACKAGES = ("python3", "ca-certificates")

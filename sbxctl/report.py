@@ -17,7 +17,7 @@ from rich.table import Table
 
 from sbxctl.units import human_bytes
 from sbxd.port.command import ExecutionResult, FileChange, Usage
-from sbxd.wire.messages import EnvironmentInfo, ImageInfo, PostureItem
+from sbxd.wire.descriptions import EnvironmentInfo, ImageInfo, PostureItem
 
 _MARKS = {"ok": "[green]ok[/]", "degraded": "[yellow]degraded[/]", "missing": "[red]missing[/]"}
 

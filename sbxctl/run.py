@@ -281,6 +281,7 @@ def run(
 @click.option("--max-output", type=Size(), default=4 * 2**20, help="Bytes kept of each stream.")
 @click.option("--stdin", type=_STDIN, help="A file, or - for standard input.")
 @click.option("--directory", default=".", help="Working directory, relative to /workspace.")
+@click.option("--network", is_flag=True, help="Let it use the environment's destinations.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")
 @click.argument("environment_id")
 @click.argument("argv", nargs=-1, required=True)
@@ -291,6 +292,7 @@ def execute(
     max_output: int,
     stdin: Path | None,
     directory: str,
+    network: bool,
     as_json: bool,
     environment_id: str,
     argv: tuple[str, ...],
@@ -302,7 +304,7 @@ def execute(
     argv = argv[1:] if argv[0] == "--" else argv
     if not argv:
         raise click.UsageError("name a command after --")
-    options = CommandOptions(argv, directory, timeout, max_output, stdin, network=False)
+    options = CommandOptions(argv, directory, timeout, max_output, stdin, network)
 
     async def verb(admin: AdminClient) -> int:
         command = options.command()

@@ -73,10 +73,18 @@ def specification(
 ) -> EnvironmentSpec:
     """The specification of one `sbxctl run`, under a run id of its own.
 
-    Raises ExecutionRejected: an unknown image, or a variable that is never passed.
+    Raises ExecutionRejected: an unknown image, a variable that is never passed, or a network that
+    has no destination.
     """
     egress = DENY_ALL
-    if network and described.destinations:
+    if network and not described.destinations:
+        raise ExecutionRejected(
+            RejectedCode.DESTINATION_NOT_CONFIGURED,
+            "--network: no destination is configured: list some in the daemon's "
+            'egress.destinations, with egress.mode "allowlist"',
+            field="egress.destinations",
+        )
+    if network:
         egress = EgressPolicy(mode=EgressMode.ALLOWLIST, destinations=described.destinations)
     try:
         built = worker_environment(tuple(environment), environment)

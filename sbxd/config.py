@@ -147,6 +147,7 @@ def startup_refusals(
         *_image_refusals(settings.images),
         *_environment_refusals(settings),
         *_egress_refusals(settings),
+        *_lease_refusals(settings),
     )
 
 
@@ -396,3 +397,24 @@ def _as_config_error(text: str) -> ConfigError:
         key = f"{key}.{unknown[1]}" if key else unknown[1]
         text = "there is no such key"
     return ConfigError(key, text[:1].lower() + text[1:])
+
+
+def _lease_refusals(settings: Settings) -> list[StartupRefusal]:
+    """Of an environment one authority must speak, not two that may contradict each other."""
+    refusals = []
+    speaks_for: dict[int, str] = {}
+    for name, authority in sorted(settings.leases.authorities.items()):
+        for uid in authority.owner_uids:
+            other = speaks_for.setdefault(uid, name)
+            if other != name:
+                refusals.append(
+                    StartupRefusal(
+                        settings=(
+                            (f"leases.authorities.{other}.owner_uids", str(uid)),
+                            (f"leases.authorities.{name}.owner_uids", str(uid)),
+                        ),
+                        detail="two authorities would speak for the environments of one uid",
+                        fix="Name each uid in one authority",
+                    )
+                )
+    return refusals

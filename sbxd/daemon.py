@@ -39,6 +39,7 @@ from sbxd.audit.journald import JournaldSink
 from sbxd.audit.sink import AuditSink, AuditUnavailable
 from sbxd.config import CredentialState, StartupRefusal, resolve_aliases, startup_refusals
 from sbxd.doors import DoorUnavailable, open_doors
+from sbxd.egress.host_network import HostNetworkUnreadable
 from sbxd.fake.engine import FakeEngine
 from sbxd.fake.script import Outcome, Script
 from sbxd.fake.service import FakeEnvironments
@@ -52,22 +53,27 @@ from sbxd.lifecycle.journal import (
     JournalUnwritable,
     OneThread,
 )
+from sbxd.lifecycle.leases import LeaseReaper
 from sbxd.lifecycle.local import LocalEnvironments
+from sbxd.lifecycle.network import Egress
 from sbxd.lifecycle.provision import Provisioner
 from sbxd.lifecycle.reconcile import Reconciler
 from sbxd.lifecycle.registry import Clock, Registry, back_stop_seconds
 from sbxd.lifecycle.supervisor import Parts
 from sbxd.mechanism.protocol import Mechanism, MechanismError
+from sbxd.mechanisms import open_mechanism
 from sbxd.notify import Notifier
 from sbxd.port.ids import EnvironmentId
+from sbxd.proxies import open_proxies
 from sbxd.service.dispatch import Dispatch
 from sbxd.service.images import ImageStore, Unpacker, Users
+from sbxd.service.lease_query import lease_authorities
 from sbxd.service.listener import Service
 from sbxd.service.session import SessionContext
 from sbxd.settings import SandboxMechanism, Settings
 
 # What this build can run; the others are refused at start, by name.
-BUILT = (SandboxMechanism.NAMESPACES, SandboxMechanism.FAKE)
+BUILT = (SandboxMechanism.GVISOR, SandboxMechanism.NAMESPACES, SandboxMechanism.FAKE)
 FILE_THREADS = 4
 FAREWELL_SECONDS = 5.0
 LAUNCHER_SECONDS = 20.0
@@ -106,6 +112,7 @@ _UNABLE = (
     JournalUnreadable,
     JournalUnwritable,
     MechanismError,
+    HostNetworkUnreadable,
     OSError,
 )
 
@@ -123,7 +130,7 @@ async def run(settings: Settings, given: Given, log: logging.Logger) -> ExitStat
         if refusals:
             await _report_refusals(refusals, audit, log)
             return ExitStatus.REFUSED
-        serve = _serve_fake if settings.sandbox is SandboxMechanism.FAKE else _serve_namespaces
+        serve = _serve_fake if settings.sandbox is SandboxMechanism.FAKE else _serve_launched
         status = await serve(settings, given, audit, log)
     except* _UNABLE as group:
         for problem in _leaves(group):
@@ -172,20 +179,14 @@ class Assembled:
     lost: Callable[[], Awaitable[None]]
 
 
-async def _serve_namespaces(
+async def _serve_launched(
     settings: Settings, given: Given, audit: AuditSink, log: logging.Logger
 ) -> ExitStatus:
-    # Only the mechanism that was chosen is loaded.
-    from sbxd.mechanism.namespaces import open_namespaces
-
     try:
         async with (
-            open_namespaces(
-                settings.launcher_socket,
-                seccomp_profile=settings.seccomp.profile,
-                io=settings.limits.io,
-            ) as mechanism,
-            _assemble(settings, mechanism, audit, log) as assembled,
+            open_mechanism(settings, log) as mechanism,
+            open_proxies(settings.egress, audit) as egress,
+            _assemble(settings, mechanism, egress, audit, log) as assembled,
         ):
             return await _serve(settings, given, assembled, audit, log)
     except OSError as problem:
@@ -197,7 +198,11 @@ async def _serve_namespaces(
 
 @asynccontextmanager
 async def _assemble(
-    settings: Settings, mechanism: Mechanism, audit: AuditSink, log: logging.Logger
+    settings: Settings,
+    mechanism: Mechanism,
+    egress: Egress,
+    audit: AuditSink,
+    log: logging.Logger,
 ) -> AsyncIterator[Assembled]:
     budgets = Budgets()
     boot_id = await read_boot_id(mechanism)
@@ -225,12 +230,20 @@ async def _assemble(
         registry = Registry(parts, settings, clock, lambda: images.known())
         images = _image_store(settings, mechanism, _RegistryUsers(registry))
         await _open_images(settings, images, audit, log)
+        lease_reaper = LeaseReaper(
+            authorities=lease_authorities(settings),
+            handed_out=registry.handed_out,
+            end=registry.end_stale,
+            audit=audit,
+            interval_seconds=settings.leases.interval_seconds,
+        )
         environments = LocalEnvironments(
             registry,
             Provisioner(registry, parts, settings, clock),
-            CommandRules(settings, budgets, audit, on_command=registry.shares.wake),
+            CommandRules(settings, budgets, audit, egress, on_command=registry.shares.wake),
             mechanism,
             reconciler,
+            lease_reaper,
             images.known,
         )
 

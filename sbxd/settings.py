@@ -91,6 +91,14 @@ class SeccompSettings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     profile: Annotated[str, Meta(pattern=r"^[a-z0-9][a-z0-9-]{0,31}\Z")] = "workload"
 
 
+class GvisorSettings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """runsc_version, runsc_sha256: the only runsc that may be used, as the launcher's log and
+    `sbxctl doctor` show it; any when absent. Its path is the launcher's own (--runsc)."""
+
+    runsc_version: Annotated[str, Meta(pattern=r"^[0-9A-Za-z.+~_-]{1,64}\Z")] | None = None
+    runsc_sha256: Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")] | None = None
+
+
 class ReserveSettings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Slots kept prepared for the default image and the default limits."""
 
@@ -109,6 +117,26 @@ class ServiceSettings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     hello_seconds: Annotated[int, Meta(ge=1, le=60)] = 5
     heartbeat_seconds: Annotated[int, Meta(ge=1, le=3600)] = 30
     orphan_grace_seconds: Annotated[int, Meta(ge=0, le=3600)] = 60
+
+
+class LeaseAuthoritySettings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """One worker tier's lease authority. socket: where it listens. owner_uids: the worker uids for
+    whose environments it speaks; it runs under one of them, or as root."""
+
+    socket: Annotated[str, Meta(pattern=r"^/[^\x00]{1,106}\Z")]
+    owner_uids: Annotated[
+        tuple[Annotated[int, Meta(ge=0, le=2**32 - 2)], ...], Meta(min_length=1, max_length=1024)
+    ]
+
+
+class LeaseSettings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """interval_seconds: how often the reaper's timer fires; an environment that the authority does
+    not know is ended at the second pass. authorities: by a name for the audit."""
+
+    interval_seconds: Annotated[int, Meta(ge=1, le=3600)] = 60
+    authorities: dict[
+        Annotated[str, Meta(pattern=r"^[a-z0-9][a-z0-9._-]{0,63}\Z")], LeaseAuthoritySettings
+    ] = {}
 
 
 class ProcessEnvironmentSettings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -147,9 +175,11 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     sandbox: SandboxMechanism = SandboxMechanism.GVISOR
     limits: LimitSettings = LimitSettings()
     seccomp: SeccompSettings = SeccompSettings()
+    gvisor: GvisorSettings = GvisorSettings()
     images: ImageSettings = ImageSettings()
     reserve: ReserveSettings = ReserveSettings()
     service: ServiceSettings = ServiceSettings()
+    leases: LeaseSettings = LeaseSettings()
     process_environment: ProcessEnvironmentSettings = ProcessEnvironmentSettings()
     egress: EgressSettings = EgressSettings()
     allow_software_emulation: bool = False

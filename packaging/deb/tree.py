@@ -2,7 +2,7 @@
 
 Invariants: the same input gives the same bytes (sorted names, one time, fixed modes and owners,
 one compressor thread); everything that is read lies in the repository or in the folder of
-libraries; a library that needs a shared object of which no Debian package is known is an error.
+parts; a library that needs a shared object of which no Debian package is known is an error.
 Deliberately absent: debhelper. What it would do here is one list of files, four scripts that are
 meant to be read, and dpkg-deb (decision 0101).
 """
@@ -23,7 +23,9 @@ import manual
 
 HERE = Path(__file__).resolve().parent
 REPOSITORY = HERE.parents[1]
-LIBRARIES = Path("/usr/lib/sbxd/python")
+PLACE = Path("/usr/lib/sbxd")
+LIBRARIES = PLACE / "python"
+GUEST_INIT = PLACE / "sbx-guest-init"
 SCRIPTS = ("postinst", "prerm", "postrm")
 
 # Where each command lies. The interpreter reads no variable, no user's and no distribution's
@@ -80,11 +82,12 @@ class BuildError(Exception):
     """The package cannot be built. The text says why."""
 
 
-def build(libraries: Path, output: Path, source_date: int) -> Path:
+def build(parts: Path, output: Path, source_date: int) -> Path:
     """Make the package.
 
     Args:
-        libraries: the private libraries, as `pip install --target` lays them.
+        parts: what is at PLACE and not in the repository: the private libraries, as `pip install
+            --target` lays them, and the compiled GUEST_INIT.
         output: the folder for it, made if need be.
         source_date: the one time of everything in it, in seconds since 1970.
 
@@ -96,7 +99,8 @@ def build(libraries: Path, output: Path, source_date: int) -> Path:
     with tempfile.TemporaryDirectory(prefix="sbxd-package-") as scratch:
         root = Path(scratch) / "root"
         _lay_files(root)
-        _lay_python(root, libraries, project)
+        _lay_python(root, parts / LIBRARIES.name, project)
+        _write(_inside(root, str(GUEST_INIT)), (parts / GUEST_INIT.name).read_bytes())
         _lay_documents(root, version, source_date)
         _settle_modes(root)
         _lay_control(root, version)
@@ -163,7 +167,7 @@ def _lay_documents(root: Path, version: str, source_date: int) -> None:
 
 
 def _settle_modes(root: Path) -> None:
-    programs = {_inside(root, path) for path in COMMANDS.values()}
+    programs = {_inside(root, path) for path in (*COMMANDS.values(), str(GUEST_INIT))}
     for entry in [root, *root.rglob("*")]:
         entry.chmod(0o755 if entry.is_dir() or entry in programs else 0o644)
 

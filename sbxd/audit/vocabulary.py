@@ -3,10 +3,14 @@
 from sbxd.audit import events
 from sbxd.audit.bridge_events import BRIDGE_EVENT_TYPES
 from sbxd.audit.confinement import ConfinementMismatched
+from sbxd.audit.egress_events import EGRESS_EVENT_TYPES
 from sbxd.audit.events import AuditEvent
+from sbxd.audit.lease_events import LEASE_EVENT_TYPES
 
 EVENT_TYPES: tuple[type[AuditEvent], ...] = (
     *events.EVENT_TYPES,
     *BRIDGE_EVENT_TYPES,
+    *EGRESS_EVENT_TYPES,
     ConfinementMismatched,
+    *LEASE_EVENT_TYPES,
 )

@@ -19,6 +19,7 @@ from sbxd.port.environment import EnvironmentHandle
 from sbxd.port.errors import ExecutionUnavailable, UnavailableCode
 from sbxd.port.ids import EnvironmentId
 from sbxd.wire import messages as m
+from sbxd.wire.descriptions import EnvironmentInfo, ImageInfo
 from sbxd.wire.legality import Role
 
 Reply = TypeVar("Reply", bound=m.Message)
@@ -47,16 +48,16 @@ class AdminClient:
         """What the daemon is: settings, images, reserve and what its host can enforce."""
         return await self._ask(lambda i: m.AdminDescribe(request_id=i), m.Described)
 
-    async def list(self) -> tuple[m.EnvironmentInfo, ...]:
+    async def list(self) -> tuple[EnvironmentInfo, ...]:
         """All live environments, oldest first."""
-        found: tuple[m.EnvironmentInfo, ...] = ()
+        found: tuple[EnvironmentInfo, ...] = ()
         while True:
             page = await self._page(skip=len(found))
             found += page.environments
             if not page.more or not page.environments:
                 return found
 
-    async def inspect(self, environment_id: EnvironmentId) -> m.EnvironmentInfo:
+    async def inspect(self, environment_id: EnvironmentId) -> EnvironmentInfo:
         """One environment. Raises ExecutionRejected(ENVIRONMENT_GONE)."""
         reply = await self._ask(
             lambda i: m.AdminInspect(request_id=i, environment_id=environment_id),
@@ -71,7 +72,7 @@ class AdminClient:
         *,
         expected_digest: str | None = None,
         label: str = "",
-    ) -> m.ImageInfo:
+    ) -> ImageInfo:
         """Import an uncompressed root-file-system tar of exactly size_bytes.
 
         Raises: ExecutionRejected when the digest is not the expected one or the tar is refused;
@@ -86,7 +87,7 @@ class AdminClient:
         )
         return reply.image
 
-    async def image_list(self) -> tuple[m.ImageInfo, ...]:
+    async def image_list(self) -> tuple[ImageInfo, ...]:
         """All images of the store."""
         return (await self._ask(lambda i: m.ImageList(request_id=i), m.Images)).images
 
@@ -97,6 +98,23 @@ class AdminClient:
     async def reconcile(self) -> m.Reconciled:
         """Destroy what nobody owns; report it and what could not be proven stopped."""
         return await self._ask(lambda i: m.Reconcile(request_id=i), m.Reconciled)
+
+    async def reap(self) -> m.Reaped:
+        """One pass over the leases: what it asked about, and what it ended."""
+        return await self._ask(lambda i: m.Reap(request_id=i), m.Reaped)
+
+    async def quarantine(self) -> tuple[m.QuarantinedItem, ...]:
+        """What was not proven stopped, and what the kernel holds of it now."""
+        return (await self._ask(lambda i: m.QuarantineList(request_id=i), m.QuarantineIs)).items
+
+    async def clear_quarantine(self, name: str, word: m.ClearingWord) -> str:
+        """Release one; returns what that rests on. Raises ExecutionRejected for what is not
+        quarantined, ExecutionUnavailable when a proof was asked for and is not to be had."""
+        reply = await self._ask(
+            lambda i: m.QuarantineClear(request_id=i, name=name, word=word),
+            m.QuarantineWasCleared,
+        )
+        return reply.proof
 
     async def _page(self, *, skip: int) -> m.Environments:
         return await self._ask(lambda i: m.AdminList(request_id=i, skip=skip), m.Environments)

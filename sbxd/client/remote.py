@@ -27,6 +27,7 @@ from sbxd.client.replies import error_of, execution_result, file_changes
 from sbxd.policy.command import validate_command
 from sbxd.policy.timeouts import RUN_FLOOR_SECONDS, effective_timeout
 from sbxd.port.command import ExecutionCommand, ExecutionResult, FileChange
+from sbxd.port.egress import EgressPolicy
 from sbxd.port.environment import EnvironmentHandle, EnvironmentSpec
 from sbxd.port.errors import ExecutionUnavailable, UnavailableCode
 from sbxd.wire import messages as m
@@ -159,6 +160,20 @@ class RemoteExecutionEnvironment:
             if gathered.reply is None:
                 await self._give_up_execute(call, gathered)
         return gathered.result()
+
+    async def network_grant(self) -> EgressPolicy:
+        """What `network_enabled` grants: the destinations that the operator configured, for an
+        approval prompt to show, and for `EnvironmentSpec.egress`. `deny` when there are none."""
+        call = await self.channel.start(
+            lambda request_id: m.NetworkGrantQuery(request_id=request_id)
+        )
+        try:
+            reply = await call.receive()
+        finally:
+            self.channel.abandon(call, then=_ignore)
+        if isinstance(reply, m.NetworkGrantIs):
+            return reply.policy
+        raise _failure(reply)
 
     async def destroy(self, environment: EnvironmentHandle) -> None:
         """As the port. Cancellation: the daemon destroys it all the same."""

@@ -24,8 +24,12 @@ from sbxd.wire import messages as m
 def error_of(reply: m.Message) -> Exception | None:
     """The error that a terminal reply stands for, or None when it is a success."""
     match reply:
-        case m.Unavailable(code=code, detail=detail):
-            return ExecutionUnavailable(code, detail)
+        case m.Unavailable(code=code, detail=detail, retry_after_ms=after_ms):
+            return ExecutionUnavailable(
+                code,
+                detail,
+                retry_after_seconds=None if after_ms is None else after_ms / 1000,
+            )
         case m.Rejected(code=RejectedCode.STALE_LEASE, detail=detail):
             return StaleLease(detail)
         case m.Rejected(code=RejectedCode.BUDGET_EXHAUSTED, detail=detail, field=field):

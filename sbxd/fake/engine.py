@@ -120,7 +120,7 @@ class FakeEngine:
         self._wall_clock = wall_clock
         self._records: dict[EnvironmentId, Record] = {}
         self._over_budget: dict[EnvironmentId, tuple[TenantId, Budget]] = {}
-        self._epochs: dict[tuple[TenantId, RunId], int] = {}
+        self._epochs: dict[tuple[int, TenantId, RunId], int] = {}
 
     def records(self) -> tuple[Record, ...]:
         """Live environments, oldest first."""
@@ -212,11 +212,12 @@ class FakeEngine:
         except (msgspec.ValidationError, UnicodeEncodeError) as error:
             raise ExecutionRejected(RejectedCode.PROTOCOL, str(error)) from None
         admit(specification, self._settings, self._known_digests)
-        run = (specification.tenant_id, specification.run_id)
+        run = (owner_uid, specification.tenant_id, specification.run_id)
         if specification.lease_epoch < self._epochs.get(run, 0):
             raise StaleLease("a higher lease epoch of this run was seen")
         for record in self.records():
-            if (record.handle.tenant_id, record.handle.run_id) == run:
+            theirs = (record.owner_uid, record.handle.tenant_id, record.handle.run_id)
+            if theirs == run and record.handle.lease_epoch < specification.lease_epoch:
                 self.remove(record)
         if len(self._records) >= self._settings.limits.environments_max:
             raise ExecutionUnavailable(UnavailableCode.CAPACITY, "no place for an environment")

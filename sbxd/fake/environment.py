@@ -15,7 +15,9 @@ from sbxd.fake.bridge import BridgeHandler, HandledBridge
 from sbxd.fake.engine import FAKE_SETTINGS, FakeEngine, OutputSink, Record, WallClock, utc_now
 from sbxd.fake.script import Script
 from sbxd.policy.containment import relative_bytes, resolve
+from sbxd.policy.network import network_grant
 from sbxd.port.command import ExecutionCommand, ExecutionResult, FileChange
+from sbxd.port.egress import EgressPolicy
 from sbxd.port.environment import WORKSPACE_ROOT, EnvironmentHandle, EnvironmentSpec
 from sbxd.port.workspace import WorkspaceProvenance
 from sbxd.settings import Settings
@@ -61,6 +63,7 @@ class FakeExecutionEnvironment:
         self._engine = FakeEngine(
             script, settings=settings, known_digests=known_digests, wall_clock=wall_clock
         )
+        self._settings = settings
         self._on_output = on_output
         self._on_cancelled = on_cancelled
         self._bridge: BridgeHandler | None = None
@@ -98,6 +101,10 @@ class FakeExecutionEnvironment:
             if not finished and cancelled is not None and self._on_cancelled is not None:
                 self._on_cancelled(cancelled)
         return result
+
+    async def network_grant(self) -> EgressPolicy:
+        """What `network_enabled` grants under this fake's settings."""
+        return network_grant(self._settings.egress)
 
     async def destroy(self, environment: EnvironmentHandle) -> None:
         """As the port: idempotent."""

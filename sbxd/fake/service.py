@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 import msgspec
 import trio
 
+from sbxd.audit.lease_events import ClearingProof
 from sbxd.fake.engine import FakeEngine, Record, Stop, gone
 from sbxd.lifecycle.environments import (
     BridgeWorker,
@@ -18,15 +19,25 @@ from sbxd.lifecycle.environments import (
     OutputSink,
     Peer,
     PeerRole,
+    Quarantined,
+    ReapReport,
     ReconcileReport,
 )
 from sbxd.policy.containment import relative_bytes
 from sbxd.port.command import ExecutionCommand, ExecutionResult, FileChange, Usage
 from sbxd.port.environment import EnvironmentHandle, EnvironmentSpec
-from sbxd.port.errors import PortError, WorkspaceCode, WorkspaceError
+from sbxd.port.errors import (
+    ExecutionRejected,
+    PortError,
+    RejectedCode,
+    WorkspaceCode,
+    WorkspaceError,
+)
 from sbxd.port.ids import EnvironmentId
 from sbxd.port.workspace import WorkspaceProvenance
-from sbxd.wire.messages import CHUNK_BYTES_MAX, EnvironmentInfo
+from sbxd.wire.descriptions import EnvironmentInfo
+from sbxd.wire.messages import CHUNK_BYTES_MAX
+from sbxd.wire.repair import ClearingWord
 
 
 class FakeEnvironments:
@@ -167,6 +178,23 @@ class FakeEnvironments:
         """As the protocol; nothing outlives a fake."""
         await trio.lowlevel.checkpoint()
         return ReconcileReport(destroyed=(), quarantined=())
+
+    async def reap(self) -> ReapReport:
+        """As the protocol; a fake asks no authority."""
+        await trio.lowlevel.checkpoint()
+        return ReapReport(asked=0, stale=(), unknown=0, unanswered=())
+
+    async def quarantine(self) -> tuple[Quarantined, ...]:
+        """As the protocol; nothing outlives a fake."""
+        await trio.lowlevel.checkpoint()
+        return ()
+
+    async def clear_quarantine(self, peer: Peer, name: str, word: ClearingWord) -> ClearingProof:
+        """As the protocol; nothing is quarantined."""
+        await trio.lowlevel.checkpoint()
+        raise ExecutionRejected(
+            RejectedCode.ENVIRONMENT_GONE, "nothing of that name is quarantined", field="name"
+        )
 
     def images_in_use(self) -> Mapping[str, int]:
         """As the protocol."""

@@ -19,12 +19,13 @@ INIT_STEPS
 13. pivot_into_image
 14. leave_the_standard_streams
 15. raise_loopback
-16. name_the_host
-17. join_a_new_keyring
-18. make_a_ruleset
-19. confine_system_calls
-20. drop_capabilities
-21. hide
+16. bind_the_proxy_port
+17. name_the_host
+18. join_a_new_keyring
+19. make_a_ruleset
+20. confine_system_calls
+21. drop_capabilities
+22. hide
 
 Why these and not others:
 - /proc shows processes (hidepid=invisible) and PROC_SHOWN; every other entry that this kernel has
@@ -42,6 +43,10 @@ Why these and not others:
 - confine_system_calls is without no_new_privs, which CAP_SYS_ADMIN allows until it is dropped, so
   that a label on exec stays possible; each command sets no_new_privs itself. Commands inherit the
   filter: it has to allow what the workload's allows, and what the steps of `workload` need.
+- bind_the_proxy_port makes the socket here, where its network is, so that no privileged process
+  has to enter that network; it comes before any command, so none can have the port. The helper
+  gets the only descriptor. Bound and not listening, it refuses every connection; without
+  SO_REUSEADDR no other socket can have its address, whatever options that one sets.
 - init keeps SETUID and SETGID (a command's change of identity) and SETPCAP (its bounding set and
   securebits). It signals nobody: commands are killed through their cgroup.
 - init has no PDEATHSIG: it is to outlive the helper. It ends when its channel does.
@@ -72,6 +77,8 @@ from sbxd.jail.syscalls import (
 KEPT: Final = identity.mask(Capability.SETUID, Capability.SETGID, Capability.SETPCAP)
 NAMESPACE_LIMITS: Final = ("user", "mnt", "pid", "net", "ipc", "uts", "cgroup", "time")
 MAPPED: Final = b"mapped"
+BOUND: Final = b"bound"
+LOOPBACK: Final = "127.0.0.1"
 PROC_SHOWN: Final = frozenset(
     ("cpuinfo", "filesystems", "loadavg", "meminfo", "stat", "uptime", "version")
 )
@@ -209,6 +216,15 @@ def raise_loopback(_: InitContext) -> None:
         fcntl.ioctl(end, _SIOCSIFFLAGS, struct.pack("16sH14x", b"lo", flags | _IFF_UP))
 
 
+def bind_the_proxy_port(context: InitContext) -> None:
+    """Bind the proxy's socket to its port of the loopback and give it away, if there is a port."""
+    port = context.plan.proxy_port
+    if port is not None:
+        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as end:
+            end.bind((LOOPBACK, port))
+            context.gate.send(BOUND, (end.fileno(),))
+
+
 def name_the_host(context: InitContext) -> None:
     """Set the plan's host name, and no domain name."""
     socket.sethostname(context.plan.hostname)
@@ -260,6 +276,7 @@ INIT_STEPS: tuple[Step[InitContext], ...] = (
     pivot_into_image,
     leave_the_standard_streams,
     raise_loopback,
+    bind_the_proxy_port,
     name_the_host,
     join_a_new_keyring,
     make_a_ruleset,

@@ -12,8 +12,9 @@ LAUNCH_STEPS (in the helper)
  3. await_the_intermediate
  4. write_the_maps
  5. release_both
- 6. await_init
- 7. await_the_steward
+ 6. receive_the_proxy_socket
+ 7. await_init
+ 8. await_the_steward
 
 INTERMEDIATE_STEPS (in the box's cgroup, as the host's root)
  1. unshare_cgroup_and_mounts
@@ -77,6 +78,7 @@ class Launch:
     steward: tuple[Gate, Gate]
     pids: list[int] = field(default_factory=list)
     pidfds: list[int] = field(default_factory=list)
+    proxy_listener: int | None = None
     bridge_fds: list[int] = field(default_factory=list)
 
     def gates(self) -> tuple[Gate, ...]:
@@ -106,14 +108,17 @@ def launch(plan: JailPlan, map_writer: MapWriter, serve: Serve = serve_workspace
         for pidfd in state.pidfds:
             _kill_and_reap(pidfd)
             os.close(pidfd)
+        if state.proxy_listener is not None:
+            os.close(state.proxy_listener)
         for descriptor in state.bridge_fds:
             os.close(descriptor)
         raise
     finally:
         for gate in state.gates():
             gate.close()
+    pids, pidfds = state.pids, state.pidfds
     return Launched(
-        state.pids[0], state.pidfds[0], state.pids[1], state.pidfds[1], state.bridge_fds[0]
+        pids[0], pidfds[0], pids[1], pidfds[1], state.bridge_fds[0], state.proxy_listener
     )
 
 
@@ -165,6 +170,19 @@ def release_both(state: Launch) -> None:
     """Tell both that the maps are written."""
     state.init[0].send(build.MAPPED)
     state.steward[0].send(build.MAPPED)
+
+
+def receive_the_proxy_socket(state: Launch) -> None:
+    """Receive the proxy's socket from init, if the plan has a port for it."""
+    if state.plan.proxy_port is None:
+        return
+    message, received = state.init[0].receive(descriptors=1)
+    if message != build.BOUND or len(received) != 1:
+        for descriptor in received:
+            os.close(descriptor)
+        raise_failure(message, "init")
+        raise OSError(errno.EPROTO, "init is complete without the proxy's socket")
+    state.proxy_listener = received[0]
 
 
 def await_init(state: Launch) -> None:
@@ -241,6 +259,7 @@ LAUNCH_STEPS: tuple[Step[Launch], ...] = (
     await_the_intermediate,
     write_the_maps,
     release_both,
+    receive_the_proxy_socket,
     await_init,
     await_the_steward,
 )

@@ -29,6 +29,11 @@ class Verb(IntEnum):
     FAILED = 5  # init: PARK or RUN failed at a step with an errno; the child is gone
     EXITED = 6  # init: the main process of leaf n ended with this wait status
     READY = 7  # init: construction is complete
+    # Of a sandbox with a kernel of its own alone, whose process 1 has no leaf to be killed by:
+    KILL = 8  # daemon: kill every process but process 1
+    QUIET = 9  # init: of command n nothing is left; after its EXITED
+    FILTER = 11  # launcher: the seccomp program that binds every command from now on
+    LIMIT = 10  # daemon: the number is how many processes a command may have from now on
 
 
 @dataclass(frozen=True)
@@ -77,7 +82,29 @@ class Ready:
     pass
 
 
-Frame = Park | Run | Parked | Started | RunFailed | Exited | Ready
+@dataclass(frozen=True)
+class Kill:
+    number: int
+
+
+@dataclass(frozen=True)
+class Quiet:
+    number: int
+
+
+@dataclass(frozen=True)
+class Limit:
+    processes_max: int
+
+
+@dataclass(frozen=True)
+class Filter:
+    """program: struct sock_filter[]."""
+
+    program: bytes
+
+
+Frame = Park | Run | Parked | Started | RunFailed | Exited | Ready | Kill | Quiet | Limit | Filter
 
 _HEAD = Struct("!BI")
 _RUN = Struct("!HH")
@@ -139,6 +166,14 @@ def _pack(frame: Frame) -> bytes:
             raw = _HEAD.pack(Verb.EXITED, frame.number) + _NUMBER.pack(frame.wait_status)
         case Ready():
             raw = _HEAD.pack(Verb.READY, 0)
+        case Kill():
+            raw = _HEAD.pack(Verb.KILL, frame.number)
+        case Quiet():
+            raw = _HEAD.pack(Verb.QUIET, frame.number)
+        case Limit():
+            raw = _HEAD.pack(Verb.LIMIT, frame.processes_max)
+        case Filter():
+            raw = _HEAD.pack(Verb.FILTER, 0) + frame.program
     return raw
 
 
@@ -156,6 +191,14 @@ def decode(raw: bytes) -> Frame:
                 return Started(number)
             case Verb.READY if not rest and number == 0:
                 return Ready()
+            case Verb.KILL if not rest:
+                return Kill(number)
+            case Verb.QUIET if not rest:
+                return Quiet(number)
+            case Verb.LIMIT if not rest:
+                return Limit(number)
+            case Verb.FILTER if number == 0 and rest and len(rest) % 8 == 0:
+                return Filter(rest)
             case Verb.EXITED:
                 (status,) = _NUMBER.unpack(rest)
                 return Exited(number, status)

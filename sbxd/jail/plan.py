@@ -10,20 +10,24 @@ from dataclasses import dataclass
 WORKLOAD_ID = 10001
 EXPORTER_ID = 20002
 INNER_IDS = (0, WORKLOAD_ID, EXPORTER_ID)
+# runsc gives the Sentry, which needs no file, the uid of nobody.
+SENTRY_ID = 65534
+SENTRY_INNER_IDS = (0, WORKLOAD_ID, SENTRY_ID)
 
 
 @dataclass(frozen=True)
 class IdBlock:
-    """Host uids (and equal gids) of one environment: `base + index` for each of INNER_IDS."""
+    """Host uids (and equal gids) of one environment: `base + index` for each of `inner`."""
 
     base: int
+    inner: tuple[int, ...] = INNER_IDS
 
     def outer(self, inner: int) -> int:
-        return self.base + INNER_IDS.index(inner)
+        return self.base + self.inner.index(inner)
 
     def map_lines(self) -> str:
         """The text of uid_map and gid_map: inner, outer, 1."""
-        return "".join(f"{inner} {self.outer(inner)} 1\n" for inner in INNER_IDS)
+        return "".join(f"{inner} {self.outer(inner)} 1\n" for inner in self.inner)
 
 
 @dataclass(frozen=True)
@@ -40,6 +44,7 @@ class JailPlan:
     rlimits: by the names of setrlimit, with or without RLIMIT_; never above the caller's own.
     apparmor_label: the profile of every command, which must be loaded and enforced; None where the
     kernel has no AppArmor. landlock_version: of the kernel's interface; 0 for none.
+    proxy_port: the port of the loopback that the proxy's socket is bound to; None for no socket.
     A launch uses both mounts up: they cannot be attached again.
     """
 
@@ -61,15 +66,33 @@ class JailPlan:
     rlimits: Mapping[str, tuple[int, int]]
     apparmor_label: str | None
     landlock_version: int
+    proxy_port: int | None = None
+
+
+@dataclass(frozen=True)
+class StewardPlan:
+    """What a steward is built from whose environment has a kernel of its own.
+
+    Descriptors are borrowed. workspace_fd: a detached mount of the volume, id-mapped, used up.
+    user_namespace_fd: one that maps the environment's block.
+    """
+
+    hostname: str
+    workspace_fd: int
+    user_namespace_fd: int
+    steward_leaf_fd: int
+    steward_channel_fd: int
+    seccomp_steward: bytes
 
 
 @dataclass(frozen=True)
 class Launched:
-    """The two processes, as seen from the initial pid namespace, and the bridge's bound socket;
-    the caller owns the descriptors."""
+    """The two processes, as seen from the initial pid namespace, the bridge's bound socket, and the
+    proxy's where the plan has a port for it; the caller owns the descriptors."""
 
     init_pid: int
     init_pidfd: int
     steward_pid: int
     steward_pidfd: int
     bridge_fd: int
+    proxy_listener: int | None = None

@@ -40,7 +40,7 @@ from sbxd.jail import identity, mounts, syscalls
 from sbxd.jail.build import MAPPED
 from sbxd.jail.handshake import Gate
 from sbxd.jail.identity import Capability
-from sbxd.jail.plan import JailPlan
+from sbxd.jail.plan import JailPlan, StewardPlan
 from sbxd.jail.steps import JailError, Step, run_steps
 from sbxd.jail.syscalls import (
     MOUNT_ATTR_NODEV,
@@ -68,20 +68,20 @@ Serve = Callable[[int, int], int]
 class StewardContext:
     """What the steps share."""
 
-    plan: JailPlan
+    plan: JailPlan | StewardPlan
     gate: Gate
     workspace_fd: int
-    init_pidfd: int
+    user_namespace_fd: int  # its own, or a pidfd of a process in it
     root_fd: int = -1
 
 
 def close_inherited_descriptors(context: StewardContext) -> None:
-    """Close everything but the workspace, init's pidfd, the channel and the helper's gate."""
+    """Close all but the workspace, the user namespace, the channel and the helper's gate."""
     identity.close_all_but(
         {
             context.gate.fileno(),
             context.workspace_fd,
-            context.init_pidfd,
+            context.user_namespace_fd,
             context.plan.steward_channel_fd,
         }
     )
@@ -137,8 +137,8 @@ def wait_for_maps(context: StewardContext) -> None:
 
 
 def enter_the_user_namespace(context: StewardContext) -> None:
-    """Join init's user namespace."""
-    syscalls.setns(context.init_pidfd, syscalls.CLONE_NEWUSER)
+    """Join the user namespace of the environment."""
+    syscalls.setns(context.user_namespace_fd, syscalls.CLONE_NEWUSER)
 
 
 def become_root_of_the_namespace(_: StewardContext) -> None:

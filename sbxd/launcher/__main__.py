@@ -1,4 +1,5 @@
-"""The launcher's command: `sbxd-launcher [--socket PATH | --dump-seccomp PROFILE [--bpf]]`.
+"""The launcher's command: `sbxd-launcher [--socket PATH] [--runsc PATH]`, or
+`sbxd-launcher --dump-seccomp PROFILE [--bpf]`.
 
 Takes its listening SOCK_SEQPACKET socket from systemd (LISTEN_FDS), or makes one at --socket.
 Everything is imported before the first request and then frozen, because each fork copies it.
@@ -14,7 +15,7 @@ import sys
 
 from sbxd.jail import syscalls
 from sbxd.launcher import filters, notify
-from sbxd.launcher.kernel import hostpaths, process
+from sbxd.launcher.kernel import hostpaths, process, runsc
 from sbxd.launcher.loop import Launcher
 
 SERVICE_USER = "sbxd"
@@ -43,8 +44,15 @@ def main() -> None:
         ):
             os.close(hostpaths.private_directory(directory))
         programs = filters.load()
+        gvisor = runsc.find(arguments.runsc)
     except (OSError, filters.FiltersUnavailable) as problem:
         sys.exit(f"sbxd-launcher: {problem}")
+    if gvisor is not None:
+        print(
+            f"runsc {gvisor.path}: version {gvisor.version}, sha256 {gvisor.sha256}",
+            file=sys.stderr,
+            flush=True,
+        )
     process.become_subreaper()
     launcher = Launcher(
         listener,
@@ -52,6 +60,7 @@ def main() -> None:
         allowed_uids=frozenset({0, *_service_uid()}),
         notifier=notify.Notifier(environ.get("NOTIFY_SOCKET")),
         watchdog_seconds=notify.watchdog_seconds(environ),
+        runsc=gvisor,
         width=max(WIDTH_MIN, min(WIDTH_MAX, 2 * (os.cpu_count() or 1))),
     )
     gc.collect()
@@ -62,6 +71,7 @@ def main() -> None:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="sbxd-launcher", description=__doc__)
     parser.add_argument("--socket", help="make the listening socket at this path")
+    parser.add_argument("--runsc", default=hostpaths.RUNSC, help="gVisor's program")
     parser.add_argument("--dump-seccomp", metavar="PROFILE", help="print a compiled profile")
     parser.add_argument("--bpf", action="store_true", help="as struct sock_filter[], not as text")
     return parser.parse_args()

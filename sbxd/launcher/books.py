@@ -17,11 +17,14 @@ from sbxd.launcher.legality import (
     require_within,
     transition,
 )
+from sbxd.launcher.pool import Job
 from sbxd.launcher.requests import (
     Assign,
+    Boot,
     DropLeaf,
     Failed,
     ImageDrop,
+    Kernel,
     Leaf,
     Prepare,
     Share,
@@ -38,6 +41,8 @@ class Environment:
         self.state = State.ABSENT
         self.request = request
         self.uid_base = 0
+        self.steward_pid = 0
+        self.boot: Job | None = None
         self.volume_kind = ""
         self.last_leaf = 1
         self.waiters: list[int] = []
@@ -106,6 +111,17 @@ class Books:
     def admit_leaf(self, request: Leaf) -> Environment:
         """Whether this leaf may be made now. Raises Illegal."""
         environment, prepared = self._live(request.environment_id, Trigger.LEAF)
+        if prepared.kernel is not Kernel.HOST:
+            raise Illegal("leaf without a Sentry")
+        require_within(prepared.limits, request.limits)
+        require_next_leaf(environment.last_leaf, request.number)
+        return environment
+
+    def admit_boot(self, request: Boot) -> Environment:
+        """Whether a Sentry may be booted in this leaf now. Raises Illegal."""
+        environment, prepared = self._live(request.environment_id, Trigger.BOOT)
+        if prepared.kernel is not Kernel.SENTRY or environment.boot is not None:
+            raise Illegal("boot of an environment that has no Sentry, or that boots one")
         require_within(prepared.limits, request.limits)
         require_next_leaf(environment.last_leaf, request.number)
         return environment

@@ -29,8 +29,9 @@ def assign(request: Assign, environment: Environment) -> None:
     if request.limits != built.limits:
         with cgroup.box_of(request.environment_id) as box:
             controllers = cgroup.controllers_of(box)
-            cgroup.apply(box, cgroup.box_limits(request.limits), controllers)
+            limits = cgroup.kernel_limits(request.limits, built.kernel)
+            cgroup.apply(box, cgroup.box_limits(limits), controllers)
             with cgroup.leaf_of(box, 1) as leaf:
-                cgroup.apply(leaf, request.limits, controllers)
+                cgroup.apply(leaf, limits, controllers)
     if request.volume != built.volume and environment.volume_kind == volume.QUOTA:
         volume.resize(request.environment_id, request.volume)

@@ -21,6 +21,7 @@ from sbxd.launcher.channel import close_all, encode, receive, send
 from sbxd.launcher.kernel import process
 from sbxd.launcher.requests import (
     Acknowledged,
+    Booted,
     Failed,
     InventoryIs,
     Prepared,
@@ -28,7 +29,7 @@ from sbxd.launcher.requests import (
 )
 from sbxd.launcher.steps import StepFailed
 
-HelperReply = Prepared | Acknowledged | Failed | InventoryIs | Probed
+HelperReply = Prepared | Booted | Acknowledged | Failed | InventoryIs | Probed
 
 
 class Report(Struct, frozen=True, kw_only=True):

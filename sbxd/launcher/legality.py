@@ -32,6 +32,7 @@ class Trigger(StrEnum):
 
     PREPARE = "prepare"
     LEAF = "leaf"
+    BOOT = "boot"
     DROP_LEAF = "drop_leaf"
     ASSIGN = "assign"
     DESTROY = "destroy"
@@ -57,6 +58,7 @@ LEGAL: Mapping[State, Mapping[Trigger, State]] = {
     },
     State.ASSIGNED: {
         Trigger.LEAF: State.ASSIGNED,
+        Trigger.BOOT: State.ASSIGNED,
         Trigger.DROP_LEAF: State.ASSIGNED,
         Trigger.DESTROY: State.DESTROYING,
     },

@@ -20,6 +20,7 @@ from functools import partial
 from sbxd.launcher import channel
 from sbxd.launcher.channel import ChannelViolation, close_all
 from sbxd.launcher.filters import Filters
+from sbxd.launcher.kernel.runsc import Runsc
 from sbxd.launcher.notify import Notifier
 from sbxd.launcher.pool import Pool
 from sbxd.launcher.requests import LauncherReply
@@ -43,6 +44,7 @@ class Launcher:
         notifier: Notifier,
         watchdog_seconds: float | None,
         width: int,
+        runsc: Runsc | None = None,
     ) -> None:
         self._listener = listener
         self._allowed_uids = allowed_uids
@@ -51,7 +53,7 @@ class Launcher:
         self._client: socket.socket | None = None
         self._outgoing: deque[tuple[bytes, list[int]]] = deque()
         self._pool = Pool(width)
-        self._verbs = Verbs(self._pool, filters, self._reply)
+        self._verbs = Verbs(self._pool, filters, self._reply, runsc)
         self._stop_requested = False
         self._stopping = False
         self._wake_read, self._wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)

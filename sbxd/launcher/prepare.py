@@ -36,6 +36,7 @@ from sbxd.launcher.kernel import apparmor, cgroup, hostpaths, images, mounts, sy
 from sbxd.launcher.requests import VERIFY, CgroupLimits, Prepare, Prepared
 from sbxd.launcher.steps import StepFailed, Steps
 from sbxd.launcher.verify import Process, verify_command, verify_process
+from sbxd.port.network import PROXY_PORT, NetworkShape
 
 HOSTNAME = "sandbox"
 SCOPE_SECONDS = 15.0
@@ -87,9 +88,9 @@ def _build(request: Prepare, filters: Filters, steps: Steps, held: ExitStack) ->
         held.callback(os.close, anchor.user_namespace)
         mounts.id_map(workspace.mount_fd, anchor.user_namespace)
         with suppress_unsupported():
-            _id_map(image, [(uids.IMAGE_BASE + i, ids.outer(i), 1) for i in INNER_IDS])
+            id_map(image, [(uids.IMAGE_BASE + i, ids.outer(i), 1) for i in INNER_IDS])
     with steps.step("scope"):
-        _start_scope(request, anchor.pid)
+        start_scope(request, anchor.pid, request.limits)
     with steps.step("box"):
         scope = cgroup.open_directory(hostpaths.scope_directory(environment_id))
         held.callback(os.close, scope)
@@ -117,11 +118,15 @@ def _build(request: Prepare, filters: Filters, steps: Steps, held: ExitStack) ->
         rlimits=RLIMITS,
         apparmor_label=label,
         landlock_version=_landlock_version(),
+        proxy_port=PROXY_PORT if request.network is NetworkShape.PROXY_PORT else None,
     )
     with steps.step("launch"):
         launched = construct.launch(plan, mounts.write_maps)
         held.callback(os.close, launched.init_pidfd)
         held.callback(os.close, launched.steward_pidfd)
+        proxy = () if launched.proxy_listener is None else (launched.proxy_listener,)
+        for descriptor in proxy:
+            held.callback(os.close, descriptor)
         held.callback(os.close, launched.bridge_fd)
         init_theirs.close()
         steward_theirs.close()
@@ -159,7 +164,7 @@ def _build(request: Prepare, filters: Filters, steps: Steps, held: ExitStack) ->
             box_memory,
             os.dup(workspace.mount_fd),
             os.dup(launched.bridge_fd),
-            *(os.dup(descriptor) for descriptor in leaf),
+            *(os.dup(descriptor) for descriptor in (*leaf, *proxy)),
         ]
     reply = Prepared(
         ticket=request.ticket,
@@ -189,7 +194,8 @@ def suppress_unsupported() -> Iterator[None]:
             raise
 
 
-def _id_map(mount: int, lines: list[mounts.MapLine]) -> None:
+def id_map(mount: int, lines: list[mounts.MapLine]) -> None:
+    """Show the owners of the disk as these lines say. Raises OSError."""
     namespace = mounts.user_namespace(mounts.map_text(lines))
     try:
         mounts.id_map(mount, namespace)
@@ -197,9 +203,10 @@ def _id_map(mount: int, lines: list[mounts.MapLine]) -> None:
         os.close(namespace)
 
 
-def _start_scope(request: Prepare, anchor: int) -> None:
+def start_scope(request: Prepare, anchor: int, limits: CgroupLimits) -> None:
+    """Have PID 1 put a scope around the anchor. limits: of the leaf. Raises OSError."""
     properties = systemd.scope_properties(
-        request.environment_id, anchor, request.limits, request.back_stop_seconds
+        request.environment_id, anchor, limits, request.back_stop_seconds
     )
     with systemd.connect() as manager:
         job = manager.start_scope(hostpaths.scope_name(request.environment_id), properties)
@@ -209,11 +216,12 @@ def _start_scope(request: Prepare, anchor: int) -> None:
 def _make_box(scope: int, held: ExitStack) -> tuple[int, int, int]:
     """box, box/init and box/steward. No controller is enabled yet: the box itself holds a process
     while the two are born."""
-    box = _make_cgroup(scope, "box", held)
-    return box, _make_cgroup(box, "init", held), _make_cgroup(box, "steward", held)
+    box = make_cgroup(scope, "box", held)
+    return box, make_cgroup(box, "init", held), make_cgroup(box, "steward", held)
 
 
-def _make_cgroup(parent: int, name: str, held: ExitStack) -> int:
+def make_cgroup(parent: int, name: str, held: ExitStack) -> int:
+    """A new cgroup; its descriptor is closed with the stack. Raises OSError."""
     os.mkdir(name, 0o755, dir_fd=parent)
     descriptor = os.open(name, os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW, dir_fd=parent)
     held.callback(os.close, descriptor)

@@ -9,6 +9,7 @@ Requests may be outstanding concurrently; replies carry the `ticket` of their re
 in any order. End of file on the channel ends all environments (SERVICE_SHUTDOWN).
 """
 
+from enum import StrEnum
 from typing import Annotated
 
 from msgspec import Meta, Struct
@@ -16,6 +17,7 @@ from msgspec import Meta, Struct
 from sbxd.port.environment import ImageDigestField
 from sbxd.port.ids import EnvironmentIdField
 from sbxd.port.limits import IoCeilings
+from sbxd.port.network import NetworkShape
 
 MESSAGE_BYTES_MAX = 64 * 1024
 DESCRIPTORS_MAX = 32
@@ -26,7 +28,15 @@ WEIGHTS_MAX = 512
 # The workload's shipped profile; any other name is that of an operator's own.
 SHIPPED_PROFILE = "workload"
 ProfileField = Annotated[str, Meta(pattern=r"^[a-z0-9][a-z0-9-]{0,31}\Z")]
+Sha256Field = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
 TicketField = Annotated[int, Meta(ge=1, le=2**53)]
+
+
+class Kernel(StrEnum):
+    """Whose kernel the commands of an environment run on."""
+
+    HOST = "host"  # the mechanism namespaces
+    SENTRY = "sentry"  # gVisor's
 
 
 class LauncherMessage(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -47,11 +57,14 @@ class CgroupLimits(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
 class Prepare(LauncherMessage, frozen=True, tag="prepare", kw_only=True):
     """Build one slot: scope, box, volume, namespaces, init and steward. No tenant in it.
 
+    kernel: SENTRY boots a gVisor sandbox in leaf 1, and init is process 1 within it (init_pidfd is
+    that of the Sentry). runsc_sha256: refuse another runsc than this one.
+
     back_stop_seconds becomes RuntimeMaxSec of the scope. limits are the box's and the first
     leaf's until Assign says otherwise; io is the box's for good. seccomp_profile names what binds
     the commands; each that the launcher has is at least as strong as the shipped one. Answered by
     Prepared with descriptors `PREPARED_DESCRIPTORS`, followed by those of leaf 1
-    (`LEAF_DESCRIPTORS`).
+    (`LEAF_DESCRIPTORS`), followed, when network is PROXY_PORT, by `PROXY_DESCRIPTORS`.
     """
 
     environment_id: EnvironmentIdField
@@ -60,6 +73,9 @@ class Prepare(LauncherMessage, frozen=True, tag="prepare", kw_only=True):
     limits: CgroupLimits
     back_stop_seconds: Annotated[int, Meta(ge=1, le=31_536_000)]
     seccomp_profile: ProfileField = SHIPPED_PROFILE
+    kernel: Kernel = Kernel.HOST
+    runsc_sha256: Sha256Field | None = None
+    network: NetworkShape = NetworkShape.NONE
     io: IoCeilings = IoCeilings()
 
 
@@ -84,6 +100,9 @@ LEAF_DESCRIPTORS = (
     "leaf_pids_peak",
     "leaf_cpu_stat",
     "leaf_io_stat",
+)
+PROXY_DESCRIPTORS = (
+    "proxy_listener",  # TCP, bound to the proxy's port of the sandbox's loopback, not listening
 )
 
 
@@ -111,6 +130,23 @@ class Leaf(LauncherMessage, frozen=True, tag="leaf", kw_only=True):
 
 
 class LeafMade(LauncherMessage, frozen=True, tag="leaf_made", kw_only=True):
+    environment_id: EnvironmentIdField
+    number: int
+
+
+class Boot(LauncherMessage, frozen=True, tag="boot", kw_only=True):
+    """Make leaf `number` and boot a fresh Sentry in it, on the same volume. Of an environment that
+    was prepared with one. Answered by Booted with `BOOTED_DESCRIPTORS` and those of the leaf."""
+
+    environment_id: EnvironmentIdField
+    number: Annotated[int, Meta(ge=2, le=1_000_000)]
+    limits: CgroupLimits
+
+
+BOOTED_DESCRIPTORS = ("init_channel", "init_pidfd")
+
+
+class Booted(LauncherMessage, frozen=True, tag="booted", kw_only=True):
     environment_id: EnvironmentIdField
     number: int
 
@@ -193,6 +229,9 @@ class Probe(LauncherMessage, frozen=True, tag="probe", kw_only=True):
     """What this host can enforce."""
 
 
+RUNSC_ITEM = "runsc"  # the item about gVisor's program; it concerns one mechanism alone
+
+
 class ProbeItem(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     name: str
     state: Annotated[str, Meta(pattern=r"^(ok|degraded|missing|not_checked)\Z")]
@@ -232,6 +271,7 @@ class Died(LauncherMessage, frozen=True, tag="died", kw_only=True):
 LauncherRequest = (
     Prepare
     | Leaf
+    | Boot
     | DropLeaf
     | Assign
     | Share
@@ -241,4 +281,4 @@ LauncherRequest = (
     | Inventory
     | Probe
 )
-LauncherReply = Prepared | LeafMade | Acknowledged | Failed | InventoryIs | Probed | Died
+LauncherReply = Prepared | LeafMade | Booted | Acknowledged | Failed | InventoryIs | Probed | Died

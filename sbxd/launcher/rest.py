@@ -4,6 +4,7 @@ from sbxd.launcher.helpers import Outcome, Report
 from sbxd.launcher.kernel import hostpaths, images, systemd
 from sbxd.launcher.kernel import inventory as kernel_inventory
 from sbxd.launcher.kernel import probe as kernel_probe
+from sbxd.launcher.kernel.runsc import Runsc
 from sbxd.launcher.requests import (
     Acknowledged,
     ImageDrop,
@@ -47,10 +48,10 @@ def inventory(request: Inventory) -> Outcome:
     return Outcome(Report(reply=reply))
 
 
-def probe(request: Probe) -> Outcome:
-    """Raises StepFailed."""
+def probe(request: Probe, runsc: Runsc | None) -> Outcome:
+    """runsc: the program that the launcher found. Raises StepFailed."""
     with Steps().step("probe"):
-        items = kernel_probe.run()
+        items = (*kernel_probe.run(), kernel_probe.of_runsc(runsc))
     return Outcome(Report(reply=Probed(ticket=request.ticket, items=tuple(items))))
 
 

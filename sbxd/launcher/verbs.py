@@ -13,16 +13,19 @@ from functools import partial
 
 import msgspec
 
-from sbxd.launcher import destroy, fast, prepare, rest
+from sbxd.launcher import destroy, fast, prepare, rest, sentry
 from sbxd.launcher.books import Books, Environment
 from sbxd.launcher.filters import Filters
 from sbxd.launcher.helpers import Work, discard
+from sbxd.launcher.kernel.runsc import Runsc
 from sbxd.launcher.legality import Illegal, ImageState, ImageTrigger, State, Trigger
 from sbxd.launcher.pool import Job, Lane, Pool, QueueFull, Result
 from sbxd.launcher.requests import (
     PREPARED_DESCRIPTORS,
     Acknowledged,
     Assign,
+    Boot,
+    Booted,
     Destroy,
     Died,
     DropLeaf,
@@ -30,6 +33,7 @@ from sbxd.launcher.requests import (
     ImageDrop,
     ImageUnpack,
     Inventory,
+    Kernel,
     LauncherReply,
     LauncherRequest,
     Leaf,
@@ -56,8 +60,11 @@ Reply = Callable[[LauncherReply, list[int]], None]
 class Verbs:
     """See the module. `pool` runs the slow ones."""
 
-    def __init__(self, pool: Pool, filters: Filters, reply: Reply) -> None:
+    def __init__(
+        self, pool: Pool, filters: Filters, reply: Reply, runsc: Runsc | None = None
+    ) -> None:
         self._pool = pool
+        self._runsc = runsc
         self._filters = filters
         self._send = reply
         self._books = Books()
@@ -119,6 +126,8 @@ class Verbs:
                     self._books.admit_drop_leaf(request)
                     fast.drop_leaf(request)
                     self._reply(Acknowledged(ticket=request.ticket))
+                case Boot():
+                    self._boot(request)
                 case Assign():
                     environment = self._books.admit_assign(request)
                     fast.assign(request, environment)
@@ -132,7 +141,7 @@ class Verbs:
                 case Inventory():
                     self._submit_rest(request.ticket, partial(rest.inventory, request))
                 case Probe():
-                    self._submit_rest(request.ticket, partial(rest.probe, request))
+                    self._submit_rest(request.ticket, partial(rest.probe, request, self._runsc))
         except Illegal as problem:
             _log(f"refused {request.__struct_config__.tag}: {problem}")
             self._reply(_failed(request.ticket, "legality", 0, str(problem)))
@@ -146,12 +155,54 @@ class Verbs:
             Lane.BUILD,
             request.ticket,
             PREPARE_SECONDS,
-            partial(prepare.prepare, request, self._filters),
+            self._preparation(request),
             lambda result: self._prepare_ended(request, environment, result),
         )
         self._preparing[request.environment_id] = job
         self._client_jobs.add(job)
         self._submit(job)
+
+    def _preparation(self, request: Prepare) -> Work:
+        if request.kernel is Kernel.SENTRY:
+            return partial(sentry.prepare_sentry, request, self._filters, self._runsc)
+        return partial(prepare.prepare, request, self._filters)
+
+    def _boot(self, request: Boot) -> None:
+        environment = self._books.admit_boot(request)
+        assert environment.request is not None
+        environment.last_leaf = request.number
+        job = Job(
+            Lane.BUILD,
+            request.ticket,
+            PREPARE_SECONDS,
+            partial(
+                sentry.boot,
+                request,
+                sentry.Known(environment.request, environment.uid_base, environment.steward_pid),
+                self._filters,
+                self._runsc,
+            ),
+            lambda result: self._boot_ended(request, environment, result),
+        )
+        self._client_jobs.add(job)
+        environment.boot = job
+        self._submit(job)
+
+    def _boot_ended(self, request: Boot, environment: Environment, result: Result) -> None:
+        if environment.boot is not None:
+            self._client_jobs.discard(environment.boot)
+        environment.boot = None
+        if environment.state is not State.ASSIGNED or result is None:
+            # Whatever runs in the leaf by now goes with the environment.
+            discard(result)
+            self._reply(_failed(request.ticket, "helper", 0, "the boot was given up"))
+            if environment.state is State.DESTROYING:
+                self._submit_destroy(request.environment_id, environment)
+            return
+        report, descriptors = result
+        if isinstance(report.reply, Booted):
+            self._roles[report.init_pid] = (request.environment_id, "init", request.ticket)
+        self._reply(report.reply, descriptors)
 
     def _prepare_ended(self, request: Prepare, environment: Environment, result: Result) -> None:
         job = self._preparing.pop(request.environment_id, None)
@@ -182,6 +233,7 @@ class Verbs:
         report, descriptors = result
         environment.move(Trigger.PREPARED)
         environment.uid_base = report.uid_base
+        environment.steward_pid = report.steward_pid
         environment.volume_kind = reply.volume_kind
         pids = (report.init_pid, report.steward_pid)
         dead = [_has_ended(pidfd) for pidfd in descriptors[_PIDFDS]]
@@ -206,6 +258,8 @@ class Verbs:
                 self._pool.cancel(self._preparing[environment_id])
             case State.DESTROYING:
                 pass
+            case _ if environment.boot is not None:  # nothing may be born while it is taken apart
+                self._pool.cancel(environment.boot)
             case _:
                 self._submit_destroy(environment_id, environment)
         return environment

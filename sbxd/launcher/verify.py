@@ -8,15 +8,20 @@ Of a command, once its program runs: the same, and that its namespaces are init'
 one seccomp filter more than init; no_new_privs; five empty capability sets; the workload's ids
 and no group; the AppArmor profile, where the kernel has AppArmor; no descriptor but 0, 1 and 2.
 
+Of a sandbox with a kernel of its own, once its process 1 is ready: that the leaf holds the Sentry,
+its stubs and one gofer, each with no_new_privs and a seccomp filter, in namespaces of their own;
+the gofer with the block's map, the Sentry with an id of the block that nothing else has, five empty
+capability sets and no other id in its map. What the guest's kernel does is not seen from outside.
+
 Not seen from outside, because the kernel shows it nowhere: Landlock's ruleset, and securebits.
 """
 
 import errno
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from enum import StrEnum
 
-from sbxd.jail.plan import WORKLOAD_ID, IdBlock
+from sbxd.jail.plan import SENTRY_ID, WORKLOAD_ID, IdBlock
 from sbxd.launcher.kernel import apparmor, hostpaths
 
 NAMESPACES = ("user", "mnt", "pid", "net", "ipc", "uts", "cgroup")
@@ -49,6 +54,12 @@ class Process(StrEnum):
 
     INIT = "init"
     STEWARD = "steward"
+
+
+# The gofer is in a pid namespace of its own. The Sentry and its stubs are not (systrap), and so
+# have a host uid that is only theirs; no process of runsc sees a cgroup.
+GOFER_NAMESPACES: tuple[str, ...] = ("user", "mnt", "pid", "net", "ipc", "uts")
+SENTRY_NAMESPACES: tuple[str, ...] = ("user", "mnt", "net", "ipc", "uts")
 
 
 def check_status(fields: Mapping[str, str], ids: IdBlock, process: Process) -> None:
@@ -90,7 +101,7 @@ def _filters(fields: Mapping[str, str]) -> int:
 
 def verify_process(pid: int, ids: IdBlock, cgroup_path: str, process: Process) -> None:
     """Raises NotConfined, or OSError when the process is gone."""
-    _check_maps(pid, ids)
+    _check_maps(pid, ids.map_lines())
     own = os.getpid()
     for name in NAMESPACES:
         if _namespace(pid, name) == _namespace(own, name):
@@ -106,7 +117,7 @@ def verify_command(
     """Raises NotConfined, or OSError when the process is gone. Init must be verified already."""
     # An exec closes init's pipe a moment before it takes the new label; reading this waits for it.
     _read(pid, "auxv")
-    _check_maps(pid, ids)
+    _check_maps(pid, ids.map_lines())
     for name in NAMESPACES:
         if _namespace(pid, name) != _namespace(init_pid, name):
             raise NotConfined(f"command: the {name} namespace is not init's")
@@ -123,8 +134,55 @@ def verify_command(
         raise NotConfined("command: other descriptors than 0, 1 and 2 are open")
 
 
-def _check_maps(pid: int, ids: IdBlock) -> None:
-    expected = parse_map(ids.map_lines())
+def verify_sentry(sentry: int, pids: Collection[int], ids: IdBlock, cgroup_path: str) -> None:
+    """Of the processes of a leaf: the Sentry and its stubs, and one gofer.
+
+    Raises NotConfined, or OSError when one of them is gone.
+    """
+    gofers = 0
+    for pid in pids:
+        fields = parse_status(_read(pid, "status"))
+        check_runsc_status(fields)
+        if fields["Uid"].split() == [str(ids.outer(0))] * 4:
+            gofers += 1
+            lines = ids.map_lines()
+            namespaces = GOFER_NAMESPACES
+        else:
+            check_sentry_status(fields, ids)
+            lines = f"{SENTRY_ID} {ids.outer(SENTRY_ID)} 1"
+            namespaces = SENTRY_NAMESPACES
+        _check_maps(pid, lines)
+        for name in namespaces:
+            if _namespace(pid, name) == _namespace(os.getpid(), name):
+                raise NotConfined(f"runsc: the {name} namespace is the host's")
+        if f"0::{cgroup_path}" not in _read(pid, "cgroup").splitlines():
+            raise NotConfined("runsc: a process is in another cgroup")
+    if sentry not in pids or gofers != 1:
+        raise NotConfined("runsc: the leaf does not hold one Sentry and one gofer")
+
+
+def check_runsc_status(fields: Mapping[str, str]) -> None:
+    """Raises NotConfined unless the status is that of a process of runsc, once it serves."""
+    if fields.get("NoNewPrivs") != "1":
+        raise NotConfined("runsc: no_new_privs is not set")
+    if fields.get("Seccomp") != "2":
+        raise NotConfined("runsc: no seccomp filter is on")
+    if fields.get("Groups", "-"):
+        raise NotConfined("runsc: it has supplementary groups")
+
+
+def check_sentry_status(fields: Mapping[str, str], ids: IdBlock) -> None:
+    """Raises NotConfined unless the status is that of the Sentry of this block, or of a stub."""
+    for name in ("Uid", "Gid"):
+        if fields.get(name, "").split() != [str(ids.outer(SENTRY_ID))] * 4:
+            raise NotConfined(f"Sentry: {name} is not its own")
+    for name in CAPABILITY_SETS:
+        if int(fields.get(name, "-1"), 16) != 0:
+            raise NotConfined(f"Sentry: {name} is not empty")
+
+
+def _check_maps(pid: int, lines: str) -> None:
+    expected = parse_map(lines)
     for name in ("uid_map", "gid_map"):
         if parse_map(_read(pid, name)) != expected:
             raise NotConfined(f"{name} is not the environment's")

@@ -20,7 +20,8 @@ class Budgets:
     reading what is left in the pipes when nobody takes it live, and in the bridge.
     delivery_seconds: the same of the pipes when a sink takes it. changes_seconds: comparing the
     workspace; settle_seconds: the same when the environment ends. release_seconds: giving a leaf
-    back. destroy_seconds: one attempt to destroy. destroy_retry_seconds: between attempts; their
+    back, and ending a command's network. destroy_seconds: one attempt to destroy.
+    destroy_retry_seconds: between attempts; their
     number is one more than of pauses. audit_seconds: the last event of a cancelled call.
     audit_retry_seconds: between attempts to record an end. shutdown_seconds: all environments.
     """

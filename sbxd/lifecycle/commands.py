@@ -26,6 +26,7 @@ from sbxd.lifecycle.budgets import Budgets
 from sbxd.lifecycle.environments import BridgeWorker, OutputSink
 from sbxd.lifecycle.execution import Execution, Terms, TreeSurvived
 from sbxd.lifecycle.finalize import BudgetSpent, within_shield
+from sbxd.lifecycle.network import Egress, EnvironmentNetwork, NetworkUse
 from sbxd.lifecycle.supervisor import Supervisor
 from sbxd.mechanism.protocol import (
     CommandNotStarted,
@@ -35,9 +36,10 @@ from sbxd.mechanism.protocol import (
     WorkspaceChanged,
 )
 from sbxd.policy.bridge import BridgeCaps, no_bridge, turn_is_over
-from sbxd.policy.child_environment import build, encode
+from sbxd.policy.child_environment import Network, build, encode
 from sbxd.policy.command import validate_command
 from sbxd.policy.containment import resolve
+from sbxd.policy.network import has_both_yeses
 from sbxd.policy.timeouts import EffectiveTimeout, effective_timeout
 from sbxd.port.command import ExecutionCommand, ExecutionResult, KillReason
 from sbxd.port.environment import BridgeEndpoint
@@ -61,6 +63,7 @@ class CommandRules:
     settings: Settings
     budgets: Budgets
     audit: AuditSink
+    egress: Egress
     on_command: Callable[[], None] = lambda: None  # begun or over; never blocks
     bridge: BridgeCaps = field(default_factory=BridgeCaps)
 
@@ -72,9 +75,13 @@ async def execute(
     *,
     cancelled: trio.Event,
     on_output: OutputSink | None,
+    overrun: Callable[[], None],
     bridge: BridgeWorker | None,
 ) -> ExecutionResult:
-    """`Environments.execute` for an environment that the caller may use."""
+    """`Environments.execute` for an environment that the caller may use.
+
+    overrun: ends the environment if it is over a budget.
+    """
     endpoint = None if bridge is None else _turn_of(supervisor)
     specification, timeout = _judge(supervisor, command, rules.settings, endpoint)
     if supervisor.execution is not None:
@@ -96,6 +103,8 @@ async def execute(
         budgets=rules.budgets,
         grant=supervisor.account.grant_returned,
         on_output=on_output,
+        network=_network_of(supervisor, command, rules.egress, overrun),
+        number=supervisor.commands_run + 1,
     )
     number = supervisor.begin_command(execution, specification.argv)
     rules.on_command()
@@ -201,6 +210,7 @@ def _judge(
         settings.process_environment.operator_names,
         working_directory=resolve(line.working_directory),
         bridge=endpoint,
+        network=Network.PROXY if has_both_yeses(specification.egress, command) else Network.NONE,
     )
     return (
         CommandSpec(
@@ -211,6 +221,39 @@ def _judge(
         ),
         timeout,
     )
+
+
+def _network_of(
+    supervisor: Supervisor, command: ExecutionCommand, egress: Egress, overrun: Callable[[], None]
+) -> EnvironmentNetwork | None:
+    """The network of a command with both yeses. Raises ExecutionUnavailable when its environment
+    has none to give."""
+    if not has_both_yeses(supervisor.specification.egress, command):
+        return None
+    if supervisor.network is not None:
+        return supervisor.network
+    listener = supervisor.sandbox.proxy_listener
+    if listener is None:
+        raise errors.lost()
+
+    def charge() -> None:
+        try:
+            supervisor.account.charge_operation()
+        finally:
+            overrun()
+
+    use = NetworkUse(
+        **supervisor.identity(),
+        policy=supervisor.specification.egress,
+        listener=listener,
+        charge=charge,
+    )
+    try:
+        supervisor.network = egress.of_environment(use)
+    except MechanismError as problem:
+        supervisor.request_end(DestroyReason.ENVIRONMENT_LOST)
+        raise errors.setup_failed(problem) from None
+    return supervisor.network
 
 
 def _draw_consequences(supervisor: Supervisor, execution: Execution) -> None:

@@ -15,11 +15,14 @@ from typing import Protocol
 
 import trio
 
+from sbxd.audit.lease_events import ClearingProof
 from sbxd.port.command import ExecutionCommand, ExecutionResult, FileChange
 from sbxd.port.environment import EnvironmentHandle, EnvironmentSpec
 from sbxd.port.ids import EnvironmentId
 from sbxd.port.workspace import WorkspaceProvenance
-from sbxd.wire.messages import BridgeEnd, EnvironmentInfo, OutputStream, PostureItem
+from sbxd.wire.descriptions import EnvironmentInfo, PostureItem
+from sbxd.wire.messages import BridgeEnd, OutputStream
+from sbxd.wire.repair import ClearingWord
 
 
 class PeerRole(StrEnum):
@@ -86,6 +89,25 @@ class ReconcileReport:
 
     destroyed: tuple[str, ...]
     quarantined: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class ReapReport:
+    """What one pass over the leases found. asked: environments. stale: those that it ended.
+    unknown: those that the next pass may end. unanswered: authorities by name."""
+
+    asked: int
+    stale: tuple[EnvironmentId, ...]
+    unknown: int
+    unanswered: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Quarantined:
+    """name: an environment id, or what the kernel showed that is none. kinds: what is there."""
+
+    name: str
+    kinds: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -223,6 +245,22 @@ class Environments(Protocol):
 
     async def reconcile(self) -> ReconcileReport:
         """Compare the journal with the kernel's inventory and destroy what nobody owns."""
+        ...
+
+    async def reap(self) -> ReapReport:
+        """Ask the lease authorities, and end what is stale."""
+        ...
+
+    async def quarantine(self) -> tuple[Quarantined, ...]:
+        """What was not proven stopped, and what the kernel holds of it now."""
+        ...
+
+    async def clear_quarantine(self, peer: Peer, name: str, word: ClearingWord) -> ClearingProof:
+        """Release one: proven gone, or on the operator's word.
+
+        Raises: ExecutionRejected(ENVIRONMENT_GONE) for what is not quarantined;
+        ExecutionUnavailable(SETUP_FAILED) when the proof fails and is asked for.
+        """
         ...
 
     def images_in_use(self) -> Mapping[str, int]:

@@ -51,6 +51,25 @@ def audit_unavailable() -> ExecutionUnavailable:
     )
 
 
+def journal_unwritable() -> ExecutionUnavailable:
+    return ExecutionUnavailable(
+        UnavailableCode.SETUP_FAILED, "the creation journal takes no record"
+    )
+
+
+def not_quarantined() -> ExecutionRejected:
+    return ExecutionRejected(
+        RejectedCode.ENVIRONMENT_GONE, "nothing of that name is quarantined", field="name"
+    )
+
+
+def not_proven_gone() -> ExecutionUnavailable:
+    return ExecutionUnavailable(
+        UnavailableCode.SETUP_FAILED,
+        "it stays quarantined: not everything of it can be proven gone",
+    )
+
+
 def setup_failed(problem: MechanismError) -> ExecutionUnavailable:
     """A mechanism could not do a step: retriable. SandboxLost becomes ENVIRONMENT_LOST, and
     ConfinementMismatch CONFINEMENT_MISMATCH."""

@@ -2,7 +2,8 @@
 
 Theory: several watchers (the main process's exit, the leaf's kernel counters, the volume, the
 deadline, the output caps, a cancel, the end of the environment) race to one `Verdict`; the first
-wins. Whatever it is, the leaf is then killed whole, proven empty, its pipes are read to their end,
+wins. Whatever it is, the leaf is then killed whole and proven empty, what network it had is ended,
+its pipes are read to their end,
 its counters are read again, and the workspace is compared. Only then is anything reported.
 
 Invariants: at most `maximum_output_bytes` of each stream are kept or passed on, never one more,
@@ -25,6 +26,7 @@ from sbxd.lifecycle.budgets import Budgets
 from sbxd.lifecycle.disk import DiskWatch
 from sbxd.lifecycle.environments import OutputSink
 from sbxd.lifecycle.finalize import BudgetSpent, within, within_shield
+from sbxd.lifecycle.network import EnvironmentNetwork
 from sbxd.lifecycle.verdict import End, ForkRefusals, Lost, Verdict, settle
 from sbxd.mechanism.protocol import (
     Changes,
@@ -127,8 +129,12 @@ class Execution:
         budgets: Budgets,
         grant: Grant,
         on_output: OutputSink | None,
+        network: EnvironmentNetwork | None = None,
+        number: int = 1,
     ) -> None:
         self._sandbox = sandbox
+        self._network = network
+        self._number = number
         self._terms = terms
         self._budgets = budgets
         self._delivery_seconds = (
@@ -148,8 +154,9 @@ class Execution:
         self._started_at: float | None = None
         self._ended_at = 0.0
         self._environment_ends = False
-        # The leaf could not be given back: the environment is not to be used again.
-        self._leaf_is_stuck = False
+        # The leaf could not be given back, or the network not ended: the environment is not to be
+        # used again.
+        self._is_stuck = False
         self._companion: Companion | None = None
         self.started = False  # a program was started
         # Set when the tree is dead and the workspace is compared (or will never be).
@@ -160,8 +167,8 @@ class Execution:
         """What makes the environment unusable from now on, if anything."""
         if self._failure is None and isinstance(self._verdict.end, Lost):
             return SandboxLost("await the end of the command", 0)
-        if self._failure is None and self._leaf_is_stuck:
-            return SandboxLost("release the leaf", 0)
+        if self._failure is None and self._is_stuck:
+            return SandboxLost("release the leaf and the network", 0)
         return self._failure
 
     @property
@@ -213,6 +220,8 @@ class Execution:
                 return self.result()
             first = self._sandbox.volume()
             self._disk = None if first is None else DiskWatch(first)
+            if self._network is not None:
+                await self._network.begin(self._number)
             try:
                 # Not cancellable: a start that was interrupted halfway might have left a process.
                 running = await within_shield(
@@ -229,6 +238,7 @@ class Execution:
             finally:
                 await self._release(running)
         finally:
+            await self._end_network()
             self.settled.set()
         return self.result()
 
@@ -313,6 +323,7 @@ class Execution:
                 # Decided already, unless this task was cancelled.
                 self.end(KillReason.CANCELLED)
                 await self._prove_dead(running)
+                await self._end_network()
             if self._failure is None:
                 await self._compare()
             self.settled.set()
@@ -420,6 +431,14 @@ class Execution:
             if not isinstance(self._verdict.end, Lost):
                 self._failure = TreeSurvived("the leaf was not empty in time after the kill")
 
+    async def _end_network(self) -> None:
+        """No connection of the command is left when this returns. Idempotent."""
+        if self._network is not None:
+            try:
+                await within_shield(self._budgets.release_seconds, self._network.end)
+            except BudgetSpent:
+                self._is_stuck = True
+
     async def _compare(self) -> None:
         if isinstance(self._verdict.end, Lost):
             return
@@ -438,7 +457,7 @@ class Execution:
         try:
             await within_shield(self._budgets.release_seconds, running.aclose)
         except (BudgetSpent, MechanismError):
-            self._leaf_is_stuck = True
+            self._is_stuck = True
 
 
 class _Countdown:

@@ -30,7 +30,10 @@ ResultT = TypeVar("ResultT")
 SCHEMA_VERSION = 1
 # Of environments that are gone, so many of the latest stay to recognise what a leak belonged to.
 GONE_KEPT = 16_384
+# Epochs are forgotten when they are older than this and not among so many of the latest: a clock
+# that is set forward alone makes no outdated worker's epoch acceptable again.
 EPOCHS_KEPT_SECONDS = 30 * 86_400
+EPOCHS_KEPT = 16_384
 _PRUNE_EVERY = 1024
 # Without a bound the daemon grows with the journal, by 2 MiB; the kernel caches the pages anyway.
 _CACHE_KIB = 256
@@ -55,6 +58,7 @@ _SCHEMA = (
         seen_at REAL NOT NULL,
         PRIMARY KEY (owner_uid, tenant_id, run_id)
     ) WITHOUT ROWID""",
+    "CREATE INDEX IF NOT EXISTS epochs_by_time ON epochs (seen_at)",
     f"PRAGMA user_version = {SCHEMA_VERSION}",
 )
 
@@ -142,7 +146,7 @@ class JournalStore:
         run("BEGIN IMMEDIATE")
         for statement in _SCHEMA:
             run(statement)
-        run("DELETE FROM epochs WHERE seen_at < ?", (self._now() - EPOCHS_KEPT_SECONDS,))
+        self._prune_epochs(run)
         run("COMMIT")
 
     def close(self) -> None:
@@ -182,6 +186,7 @@ class JournalStore:
                     "sequence < (SELECT max(sequence) FROM environments) - ?",
                     (JournalState.GONE, GONE_KEPT),
                 )
+                self._prune_epochs(run)
 
         self._transact(Durability.ORDERED, write)
 
@@ -197,6 +202,20 @@ class JournalStore:
             self._transact(Durability.FULL, write)
         except JournalUnwritable:
             self._mark(environment_id)
+
+    def release(self, environment_id: EnvironmentId) -> None:
+        def write(run: "_Run") -> None:
+            run(
+                "UPDATE environments SET state = ?, noted_at = ? WHERE environment_id = ?",
+                (JournalState.GONE, self._now(), environment_id),
+            )
+
+        self._transact(Durability.FULL, write)
+        if re.fullmatch(ENVIRONMENT_ID_PATTERN, environment_id):
+            try:
+                (self._markers / environment_id).unlink(missing_ok=True)
+            except OSError as problem:
+                raise JournalUnwritable(f"the marker stays: {problem.errno}") from None
 
     def states(self) -> Mapping[EnvironmentId, JournalState]:
         """Every record that is not GONE, markers included."""
@@ -226,6 +245,13 @@ class JournalStore:
                 raise
         except sqlite3.Error as problem:
             raise JournalUnwritable(type(problem).__name__) from None
+
+    def _prune_epochs(self, run: "_Run") -> None:
+        run(
+            "DELETE FROM epochs WHERE seen_at < ? AND seen_at < "
+            "(SELECT seen_at FROM epochs ORDER BY seen_at DESC LIMIT 1 OFFSET ?)",
+            (self._now() - EPOCHS_KEPT_SECONDS, EPOCHS_KEPT - 1),
+        )
 
     def _claim(self, run: "_Run", tenancy: Tenancy) -> None:
         key = (tenancy.owner_uid, tenancy.tenant_id, tenancy.run_id)
@@ -330,6 +356,10 @@ class Journal:
         """Record, durably, that an environment was not proven stopped; by a marker file if the
         database does not take it."""
         await self._run(partial(self._store.quarantine, environment_id))
+
+    async def release(self, environment_id: EnvironmentId) -> None:
+        """Record, durably, that a quarantine is over: the only way out of it."""
+        await self._run(partial(self._store.release, environment_id))
 
     async def states(self) -> Mapping[EnvironmentId, JournalState]:
         """Every record that is not GONE. Raises JournalUnreadable."""

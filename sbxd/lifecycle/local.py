@@ -10,6 +10,8 @@ from contextlib import contextmanager
 import trio
 
 from sbxd.audit.events import DestroyReason
+from sbxd.audit.lease_events import ClearingProof
+from sbxd.audit.sink import AuditUnavailable
 from sbxd.lifecycle import commands, errors
 from sbxd.lifecycle.commands import CommandRules
 from sbxd.lifecycle.environments import (
@@ -18,8 +20,12 @@ from sbxd.lifecycle.environments import (
     Description,
     OutputSink,
     Peer,
+    Quarantined,
+    ReapReport,
     ReconcileReport,
 )
+from sbxd.lifecycle.journal import JournalUnwritable
+from sbxd.lifecycle.leases import LeaseReaper
 from sbxd.lifecycle.machine import State
 from sbxd.lifecycle.provision import Provisioner
 from sbxd.lifecycle.reconcile import Reconciler
@@ -32,7 +38,8 @@ from sbxd.port.command import ExecutionCommand, ExecutionResult, FileChange
 from sbxd.port.environment import EnvironmentHandle, EnvironmentSpec
 from sbxd.port.ids import EnvironmentId
 from sbxd.port.workspace import WorkspaceProvenance
-from sbxd.wire.messages import EnvironmentInfo
+from sbxd.wire.descriptions import EnvironmentInfo
+from sbxd.wire.repair import ClearingWord
 
 
 class LocalEnvironments:
@@ -45,6 +52,7 @@ class LocalEnvironments:
         rules: CommandRules,
         mechanism: Mechanism,
         reconciler: Reconciler,
+        lease_reaper: LeaseReaper,
         known_images: Callable[[], frozenset[str]],
     ) -> None:
         self._registry = registry
@@ -52,6 +60,7 @@ class LocalEnvironments:
         self._rules = rules
         self._mechanism = mechanism
         self._reconciler = reconciler
+        self._lease_reaper = lease_reaper
         self._known_images = known_images
 
     async def provision(self, owner: Peer, specification: EnvironmentSpec) -> EnvironmentHandle:
@@ -86,6 +95,7 @@ class LocalEnvironments:
                     self._rules,
                     cancelled=cancelled,
                     on_output=on_output,
+                    overrun=lambda: self._registry.enforce_budgets(supervisor),
                     bridge=bridge,
                 )
             finally:
@@ -151,7 +161,7 @@ class LocalEnvironments:
             quarantined=await self._reconciler.quarantined(),
             reserve_ready=self._registry.reserve.ready,
             reserve_target=self._registry.reserve.target,
-            posture=await self._mechanism.posture(),
+            posture=(*await self._mechanism.posture(), *self._rules.egress.posture()),
         )
 
     async def list(self) -> tuple[EnvironmentInfo, ...]:
@@ -168,6 +178,31 @@ class LocalEnvironments:
             return await self._reconciler.run(self._registry.owned)
         except MechanismError as problem:
             raise errors.setup_failed(problem) from None
+
+    async def reap(self) -> ReapReport:
+        return await self._lease_reaper.reap()
+
+    async def quarantine(self) -> tuple[Quarantined, ...]:
+        try:
+            return await self._reconciler.quarantine()
+        except MechanismError as problem:
+            raise errors.setup_failed(problem) from None
+
+    async def clear_quarantine(self, peer: Peer, name: str, word: ClearingWord) -> ClearingProof:
+        try:
+            proof = await self._reconciler.clear(name, word, peer.uid)
+        except KeyError:
+            raise errors.not_quarantined() from None
+        except MechanismError as problem:
+            raise errors.setup_failed(problem) from None
+        except AuditUnavailable:
+            raise errors.audit_unavailable() from None
+        except JournalUnwritable:
+            raise errors.journal_unwritable() from None
+        if proof is None:
+            raise errors.not_proven_gone()
+        self._registry.forget_quarantined(EnvironmentId(name))
+        return proof
 
     def images_in_use(self) -> Mapping[str, int]:
         return self._registry.images_in_use()

@@ -1,11 +1,15 @@
 """From a specification to an environment that a run has: room, slot, lease, limits, audit.
 
+Places are given to tenants in turn (`sbxd.policy.fairness`).
+
 Invariants: the intent is durable before anything is built; the run's lower epochs are ended once
 the new one is claimed, before it is handed out; between any two steps the environment may have
 been ended by someone else, and then it is not handed out; whatever fails or is cancelled is ended
 in the background, so that no caller waits for it.
 """
 
+from collections import Counter
+from collections.abc import Callable
 from datetime import timedelta
 
 import trio
@@ -20,6 +24,8 @@ from sbxd.lifecycle.registry import Clock, Registry
 from sbxd.lifecycle.supervisor import Parts, Supervisor, Tenant
 from sbxd.mechanism.protocol import MechanismError, SlotProfile
 from sbxd.policy.budgets import Account, effective_budgets
+from sbxd.policy.fairness import FairQueue, QueueIsFull, Ticket
+from sbxd.policy.network import network_shape
 from sbxd.port.environment import EnvironmentHandle, EnvironmentSpec
 from sbxd.port.errors import (
     ExecutionRejected,
@@ -29,7 +35,15 @@ from sbxd.port.errors import (
     StaleLease,
     UnavailableCode,
 )
+from sbxd.port.ids import TenantId
+from sbxd.port.network import NetworkShape
 from sbxd.settings import Settings
+
+# How many requests may wait for a place that is being vacated.
+WAITING_MAX = 256
+WAITING_OF_TENANT_MAX = 64
+RETRY_SECONDS_MIN = 1.0
+RETRY_SECONDS_MAX = 30.0
 
 
 class Provisioner:
@@ -40,6 +54,9 @@ class Provisioner:
         self._parts = parts
         self._settings = settings
         self._clock = clock
+        self._waiting: FairQueue[tuple[int, TenantId]] = FairQueue(
+            total_max=WAITING_MAX, party_max=WAITING_OF_TENANT_MAX
+        )
 
     async def provision(self, owner: Peer, specification: EnvironmentSpec) -> EnvironmentHandle:
         """As `Environments.provision`; the specification has been admitted."""
@@ -63,8 +80,10 @@ class Provisioner:
             run_id=specification.run_id,
             lease_epoch=specification.lease_epoch,
         )
-        await self._wait_room(owner)
-        profile = SlotProfile(specification.image_digest, specification.limits)
+        await self._wait_room(owner, specification.tenant_id)
+        profile = SlotProfile(
+            specification.image_digest, specification.limits, network_shape(specification.egress)
+        )
         budgets = effective_budgets(specification.budgets, self._settings.limits.budgets)
         tenant = Tenant(tenancy, specification, Account(budgets), taken_at=started_at)
         slot = self._registry.reserve.find(profile)
@@ -92,11 +111,10 @@ class Provisioner:
                 f"lease_epoch: {tenancy.lease_epoch} is below {problem.seen}, which has been seen "
                 "for this run"
             ) from None
-        except JournalUnwritable:
+        except JournalUnwritable as problem:
             slot.request_end(DestroyReason.PROVISION_FAILED)
-            raise ExecutionUnavailable(
-                UnavailableCode.SETUP_FAILED, "the creation journal takes no record"
-            ) from None
+            await self._registry.report_unwritable(slot.environment_id, problem)
+            raise errors.journal_unwritable() from None
         except MechanismError as problem:
             slot.request_end(DestroyReason.PROVISION_FAILED)
             raise errors.setup_failed(problem) from None
@@ -110,27 +128,58 @@ class Provisioner:
             slot.request_end(DestroyReason.PROVISION_CANCELLED)
             raise
 
-    async def _wait_room(self, owner: Peer) -> None:
-        """Until there is a place; at once when there is one. Raises CAPACITY when none is being
-        vacated, SHUTTING_DOWN when there will be none."""
+    async def _wait_room(self, owner: Peer, tenant_id: TenantId) -> None:
+        """Until there is a place and it is this tenant's turn; at once when nobody waits. Raises
+        CAPACITY when no place is being vacated at first or too many wait, SHUTTING_DOWN when there
+        will be none. The start budget bounds the wait."""
+        try:
+            ticket = self._waiting.enter((owner.uid, tenant_id))
+        except QueueIsFull:
+            raise ExecutionUnavailable(
+                UnavailableCode.CAPACITY,
+                "too many requests wait for a place, in all or of this tenant",
+                retry_after_seconds=RETRY_SECONDS_MIN,
+            ) from None
+        try:
+            if not self._room()(ticket):
+                self._refuse_unless_vacated(owner)
+            while True:
+                if self._registry.is_draining:
+                    raise errors.shutting_down()
+                if self._waiting.turn(self._room()) is ticket:
+                    self._waiting.served(ticket)
+                    return
+                await self._registry.wait_vacated()
+        finally:
+            self._waiting.leave(ticket)
+            if len(self._waiting):
+                # There may be a place for the next one too.
+                self._registry.wake_waiting()
+
+    def _room(self) -> Callable[[Ticket[tuple[int, TenantId]]], bool]:
+        """Whether a ticket could be served now, for as long as nothing awaits."""
         limits = self._settings.limits
-        while True:
-            if self._registry.is_draining:
-                raise errors.shutting_down()
-            occupying = [each for each in self._registry.supervisors if each.is_occupying]
-            own = [each for each in occupying if each.tenancy.owner_uid == owner.uid]
-            if (
-                len(occupying) < limits.environments_max
-                and len(own) < limits.environments_per_peer_max
-            ):
-                return
-            if not any(each.is_ending for each in occupying):
-                raise ExecutionUnavailable(
-                    UnavailableCode.CAPACITY,
-                    f"{len(occupying)} environments are live (at most {limits.environments_max}), "
-                    f"{len(own)} of this peer (at most {limits.environments_per_peer_max})",
-                )
-            await self._registry.wait_vacated()
+        taken = Counter(
+            each.tenancy.owner_uid for each in self._registry.supervisors if each.is_occupying
+        )
+        is_full = taken.total() >= limits.environments_max
+        most = limits.environments_per_peer_max
+        return lambda ticket: not is_full and taken[ticket.party[0]] < most
+
+    def _refuse_unless_vacated(self, owner: Peer) -> None:
+        """Nobody waits for a place that nobody gives up."""
+        limits = self._settings.limits
+        occupying = [each for each in self._registry.supervisors if each.is_occupying]
+        if any(each.is_ending for each in occupying):
+            return
+        own = sum(1 for each in occupying if each.tenancy.owner_uid == owner.uid)
+        next_end = min((each.ends_at for each in occupying), default=0.0) - trio.current_time()
+        raise ExecutionUnavailable(
+            UnavailableCode.CAPACITY,
+            f"{len(occupying)} environments are live (at most {limits.environments_max}), "
+            f"{own} of this peer (at most {limits.environments_per_peer_max})",
+            retry_after_seconds=min(max(next_end, RETRY_SECONDS_MIN), RETRY_SECONDS_MAX),
+        )
 
     async def _build_for(self, slot: Supervisor, tenancy: Tenancy) -> None:
         """Build an environment for a run that the reserve has nothing for."""
@@ -149,6 +198,8 @@ class Provisioner:
         specification = slot.specification
         _refuse_if_ending(slot)
         self._refuse_unenforced(slot)
+        if network_shape(specification.egress) is NetworkShape.NONE:
+            slot.sandbox.give_up_proxy_port()
         await slot.sandbox.assign(specification.limits)
         _refuse_if_ending(slot)
         now = self._clock.wall()
@@ -227,6 +278,8 @@ def _refuse_if_ending(slot: Supervisor) -> None:
             return
         case DestroyReason.SUPERSEDED:
             raise StaleLease("lease_epoch: a higher epoch of this run was provisioned meanwhile")
+        case DestroyReason.STALE_LEASE:
+            raise StaleLease("lease_epoch: the lease was found stale while it was provisioned")
         case DestroyReason.SERVICE_SHUTDOWN:
             raise errors.shutting_down()
         case _:

@@ -3,7 +3,7 @@
 Two rules: it reached the end of its life (a slot of the reserve: of its age), or its owner's last
 connection is gone for longer than the grace. Retrying a destruction is its supervisor's.
 
-Deliberately absent for now: the lease authority's answer (which epochs are current).
+Deliberately absent: the lease authority's answer, which is `sbxd.lifecycle.leases`.
 """
 
 from collections.abc import Callable, Iterable

@@ -13,13 +13,15 @@ from dataclasses import dataclass
 from functools import partial
 
 from sbxd.audit.events import EnvironmentQuarantined, OrphanDestroyed
+from sbxd.audit.lease_events import ClearingProof, QuarantineCleared
 from sbxd.audit.sink import AuditSink
 from sbxd.lifecycle.budgets import Budgets
-from sbxd.lifecycle.environments import ReconcileReport
+from sbxd.lifecycle.environments import Quarantined, ReconcileReport
 from sbxd.lifecycle.finalize import BudgetSpent, within
 from sbxd.lifecycle.journal import Journal, JournalState
 from sbxd.mechanism.protocol import Inventory, Mechanism, MechanismError
 from sbxd.port.ids import ENVIRONMENT_ID_PATTERN, EnvironmentId
+from sbxd.wire.repair import ClearingWord
 
 
 @dataclass(frozen=True)
@@ -98,6 +100,38 @@ class Reconciler:
             for environment_id, state in states.items()
             if state is JournalState.QUARANTINED
         )
+
+    async def quarantine(self) -> tuple[Quarantined, ...]:
+        """Everything that is quarantined, and what the kernel holds of each now."""
+        names = await self.quarantined()
+        if not names:
+            return ()
+        inventory = await self._mechanism.inventory()
+        held = {str(item.environment_id): item.kinds for item in inventory.items}
+        return tuple(Quarantined(name, held.get(name, ())) for name in names)
+
+    async def clear(self, name: str, word: ClearingWord, peer_uid: int) -> ClearingProof | None:
+        """Try once more to prove that one is gone, and release it then, or on the operator's word.
+
+        Returns what the release rests on; None when it stays, because something of it cannot be
+        proven gone. On a word alone its uids stay taken: the launcher keeps them from reuse until
+        its own destruction is proven. Raises KeyError for what is not quarantined.
+        """
+        found = {each.name: each for each in await self.quarantine()}[name]
+        problem: MechanismError | None = MechanismError("read the inventory", 0)
+        if re.fullmatch(ENVIRONMENT_ID_PATTERN, name):
+            problem = await self._destroy(EnvironmentId(name))
+        if problem is not None and word is ClearingWord.ONLY_WITH_PROOF:
+            return None
+        proof = ClearingProof.OPERATOR_WORD if problem is not None else ClearingProof.PROVEN
+        # Recorded first: what is released unrecorded could not be asked about.
+        await self._audit.emit(
+            QuarantineCleared(
+                environment_id=name, proof=proof, kinds=found.kinds, peer_uid=peer_uid
+            )
+        )
+        await self._journal.release(EnvironmentId(name))
+        return proof
 
     async def _destroy(self, environment_id: EnvironmentId) -> MechanismError | None:
         """Destroy until it is proven, without pauses: nothing of ours is using it."""

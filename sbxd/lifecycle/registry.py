@@ -11,11 +11,14 @@ rests on it are one step.
 
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 
 import trio
 
 from sbxd.audit.events import DestroyReason
+from sbxd.audit.lease_events import JournalWriteFailed
+from sbxd.audit.sink import AuditUnavailable
 from sbxd.lifecycle import errors
 from sbxd.lifecycle.budgets import WallClock
 from sbxd.lifecycle.environments import Peer
@@ -29,6 +32,7 @@ from sbxd.lifecycle.supervisor import Parts, Supervisor
 from sbxd.mechanism.protocol import SlotProfile
 from sbxd.policy.budgets import Budget, overrun
 from sbxd.policy.images import default_image
+from sbxd.policy.network import network_shape
 from sbxd.policy.shares import Claim
 from sbxd.port.environment import EnvironmentHandle
 from sbxd.port.errors import (
@@ -57,7 +61,7 @@ class Clock:
 @dataclass(frozen=True)
 class _Ended:
     """An environment that is over for a reason that its handle is told: the budget that it
-    overran, or None for a higher epoch."""
+    overran, or None for its lease (a higher epoch, or the authority's word)."""
 
     tenancy: Tenancy
     budget: Budget | None
@@ -73,11 +77,16 @@ def back_stop_seconds(settings: Settings) -> int:
 
 
 def reserve_profile(settings: Settings, known_images: Collection[str]) -> SlotProfile | None:
-    """What the reserve prepares: the default image with the default limits; None without one."""
+    """What the reserve prepares: the default image with the default limits, and the
+    proxy's port where the operator lists destinations; None without an image."""
     digest = default_image(settings.images, known_images)
     if digest is None or digest not in known_images or settings.reserve.slots == 0:
         return None
-    return SlotProfile(image_digest=digest, limits=settings.limits.defaults)
+    return SlotProfile(
+        image_digest=digest,
+        limits=settings.limits.defaults,
+        network=network_shape(settings.egress),
+    )
 
 
 class Registry:
@@ -188,7 +197,9 @@ class Registry:
             raise errors.gone()
         if ended.budget is not None:
             raise overrun(ended.budget)
-        raise StaleLease("lease_epoch: a higher epoch of this run has ended this environment")
+        raise StaleLease(
+            "lease_epoch: the lease of this environment is not held any more, and it has ended"
+        )
 
     def find_any(self, peer: Peer, handle: EnvironmentHandle) -> Supervisor | None:
         """As `find`, for an environment in whatever state; None when there is none for this
@@ -274,6 +285,10 @@ class Registry:
         """Everything in the table, oldest first."""
         return self._table.values()
 
+    def wake_waiting(self) -> None:
+        """Let everybody who waits for a place look again. Never blocks."""
+        self._vacate()
+
     async def wait_vacated(self) -> None:
         """Until an environment has left the table or its place, or no request is served."""
         await self._vacated.wait()
@@ -281,6 +296,17 @@ class Registry:
     def remember_superseded(self, supervisor: Supervisor) -> None:
         """Its handle is to be told StaleLease from now on."""
         self._remember(supervisor, None)
+
+    def end_stale(self, supervisor: Supervisor) -> None:
+        """End an environment whose lease is not held; its handle is told StaleLease."""
+        self._remember(supervisor, None)
+        supervisor.request_end(DestroyReason.STALE_LEASE)
+
+    def forget_quarantined(self, environment_id: EnvironmentId) -> None:
+        """An operator has released it: it is not shown any more. None of ours is no error."""
+        supervisor = self._table.get(environment_id)
+        if supervisor is not None and supervisor.state is State.QUARANTINED:
+            self._forget(supervisor)
 
     def enforce_budgets(self, supervisor: Supervisor) -> None:
         """End an environment that has overrun a budget; its handle is told so from now on."""
@@ -340,10 +366,20 @@ class Registry:
         slot.ends_at = trio.current_time() + self._settings.reserve.age_max_seconds
         try:
             await self.begin(slot, None)
-        except JournalUnwritable:
+        except JournalUnwritable as problem:
+            await self.report_unwritable(slot.environment_id, problem)
             return None
         self.reaper.wake()
         return slot
+
+    async def report_unwritable(
+        self, environment_id: EnvironmentId, problem: JournalUnwritable
+    ) -> None:
+        """Alert: nothing can be built. An audit log that takes nothing refuses for itself."""
+        with suppress(AuditUnavailable):
+            await self._parts.audit.emit(
+                JournalWriteFailed(environment_id=environment_id, detail=str(problem))
+            )
 
     def _tenures(self) -> list[Tenure]:
         return [

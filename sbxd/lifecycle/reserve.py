@@ -14,6 +14,7 @@ from sbxd.audit.events import DestroyReason
 from sbxd.lifecycle.machine import State
 from sbxd.lifecycle.supervisor import Supervisor
 from sbxd.mechanism.protocol import SlotProfile
+from sbxd.port.network import NetworkShape
 
 PATIENCE_SECONDS = 0.1
 RETRY_SECONDS_MIN = 1.0
@@ -24,7 +25,7 @@ _COUNTING = frozenset({State.READY, State.ASSIGNING})
 def fits(profile: SlotProfile, wanted: SlotProfile) -> bool:
     """Whether a slot of `profile` can become an environment of `wanted`: the volume and the image
     are built in; the other limits are set at the hand-out, below the ceilings that the slot's scope
-    was made with."""
+    was made with; and a proxy's port can be given up then, but not be had later."""
     return (
         profile.image_digest == wanted.image_digest
         and profile.limits.workspace_bytes == wanted.limits.workspace_bytes
@@ -32,6 +33,7 @@ def fits(profile: SlotProfile, wanted: SlotProfile) -> bool:
         and wanted.limits.cpu_millicores <= profile.limits.cpu_millicores
         and wanted.limits.memory_bytes <= profile.limits.memory_bytes
         and wanted.limits.pids_max <= profile.limits.pids_max
+        and wanted.network in (profile.network, NetworkShape.NONE)
     )
 
 

@@ -37,6 +37,7 @@ from sbxd.lifecycle.execution import Execution
 from sbxd.lifecycle.finalize import BudgetSpent, within
 from sbxd.lifecycle.journal import Journal, JournalState, JournalUnwritable, Tenancy
 from sbxd.lifecycle.machine import Event, State, transition
+from sbxd.lifecycle.network import EnvironmentNetwork
 from sbxd.lifecycle.verdict import End, Lost
 from sbxd.mechanism.protocol import (
     BridgeDoor,
@@ -104,6 +105,7 @@ class Supervisor:
         self.holders: set[int] = set()  # connection ids of the owner
         self.orphaned_at: float | None = None
         self.execution: Execution | None = None
+        self.network: EnvironmentNetwork | None = None  # of commands with both yeses
         self.running_argv: tuple[bytes, ...] | None = None
         self.commands_run = 0
         self.executing_seconds = 0.0
@@ -293,6 +295,9 @@ class Supervisor:
             with trio.move_on_after(budgets.quiet_seconds + budgets.settle_seconds):
                 await execution.settled.wait()
         self._kill()
+        if self.network is not None:
+            with suppress(BudgetSpent):
+                await within(self._parts.budgets.release_seconds, self.network.close)
 
     async def _destroy(self) -> MechanismError | None:
         """Destroy until it is proven. Returns the last failure when it was never."""
@@ -356,6 +361,7 @@ class Supervisor:
             # Whoever asked for the end has the proof and need not wait for the record.
             self.first_attempt_over.set()
             await self._note(JournalState.GONE)
+            await self._settle_network()
             destroyed = self._destroyed_event()
             if destroyed is not None:
                 await self._emit_surely(destroyed)
@@ -366,11 +372,17 @@ class Supervisor:
         with suppress(JournalUnwritable):
             await self._parts.journal.quarantine(self.environment_id)
         self.first_attempt_over.set()
+        await self._settle_network()
         await self._emit_surely(
             EnvironmentQuarantined(
                 environment_id=self.environment_id, step=problem.step, errno=problem.errno
             )
         )
+
+    async def _settle_network(self) -> None:
+        """Until what its connections did is recorded, as `_emit_surely`."""
+        if self.network is not None:
+            await self.network.settle()
 
     def _destroyed_event(self) -> EnvironmentDestroyed | None:
         """None for a slot that no tenant got."""

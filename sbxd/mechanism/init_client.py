@@ -73,12 +73,17 @@ class InitClient:
 
         Raises MechanismError when init could not, SandboxLost.
         """
-        state = self._numbers[number] = Number()
+        state = self.expect(number)
         await self._send(frames.Park(number), [leaf_directory])
         await state.parked.wait()
         self._require_alive()
         if state.failure is not None:
             raise MechanismError(f"park.{state.failure.step}", state.failure.errno)
+
+    def expect(self, number: int) -> Number:
+        """Begin to listen to what init says of this number."""
+        state = self._numbers[number] = Number()
+        return state
 
     async def run(self, run: frames.Run, streams: Sequence[int]) -> frames.RunFailed | None:
         """Release the parked child into the program; its failure, or None when it runs.

@@ -14,6 +14,7 @@ import trio
 
 from sbxd.launcher.requests import (
     CANARY_STEPS,
+    RUNSC_ITEM,
     SHIPPED_PROFILE,
     VERIFY,
     WEIGHTS_MAX,
@@ -47,7 +48,7 @@ from sbxd.mechanism.protocol import (
 )
 from sbxd.port.ids import EnvironmentId
 from sbxd.port.limits import IoCeilings
-from sbxd.wire.messages import PostureItem
+from sbxd.wire.descriptions import PostureItem
 
 # How long a cancelled or failed preparation may take to remove what it had begun.
 UNDO_SECONDS = 40.0
@@ -57,6 +58,8 @@ class NamespacesMechanism:
     """Implements sbxd.mechanism.protocol.Mechanism. Made by `open_namespaces`."""
 
     name = "namespaces"
+    # What the launcher knows of this host that is of no concern to this mechanism.
+    _ignored_items: frozenset[str] = frozenset({RUNSC_ITEM})
 
     def __init__(
         self, client: LauncherClient, nursery: trio.Nursery, profile: str, io: IoCeilings
@@ -73,25 +76,25 @@ class NamespacesMechanism:
     ) -> NamespacesSandbox:
         """Build one slot, with its first child parked. Raises MechanismError, as
         ConfinementMismatch when a layer did not take."""
-        limits, volume = cgroup_limits(profile.limits), volume_size(profile.limits)
         sandbox: NamespacesSandbox | None = None
         try:
             with await self._client.request(
-                lambda ticket: Prepare(
-                    ticket=ticket,
-                    environment_id=environment_id,
-                    image_digest=profile.image_digest,
-                    volume=volume,
-                    limits=limits,
-                    back_stop_seconds=back_stop_seconds,
-                    seccomp_profile=self._seccomp_profile,
-                    io=self._io,
+                lambda ticket: self._preparation(
+                    Prepare(
+                        ticket=ticket,
+                        environment_id=environment_id,
+                        image_digest=profile.image_digest,
+                        volume=volume_size(profile.limits),
+                        limits=cgroup_limits(profile.limits),
+                        back_stop_seconds=back_stop_seconds,
+                        seccomp_profile=self._seccomp_profile,
+                        network=profile.network,
+                        io=self._io,
+                    )
                 )
             ) as answer:
-                reply = _expect(answer.reply, Prepared)
-                sandbox = NamespacesSandbox(
-                    self._client, self._nursery, profile, reply, answer.take(), self._doors
-                )
+                reply = expect(answer.reply, Prepared)
+                sandbox = self._sandbox(profile, reply, answer.take())
             self._sandboxes.add(sandbox)
             self._client.watch(environment_id, sandbox)
             await sandbox.begin()
@@ -104,6 +107,17 @@ class NamespacesMechanism:
             await self._undo(environment_id, sandbox)
             raise
         return sandbox
+
+    def _preparation(self, request: Prepare) -> Prepare:
+        """The request with what is this mechanism's own."""
+        return request
+
+    def _sandbox(
+        self, profile: SlotProfile, reply: Prepared, descriptors: list[int]
+    ) -> NamespacesSandbox:
+        return NamespacesSandbox(
+            self._client, self._nursery, profile, reply, descriptors, self._doors
+        )
 
     async def _undo(self, environment_id: EnvironmentId, sandbox: NamespacesSandbox | None) -> None:
         """Remove what a failed or cancelled preparation has begun, within UNDO_SECONDS."""
@@ -136,17 +150,18 @@ class NamespacesMechanism:
     async def inventory(self) -> Inventory:
         """What the kernel holds. Raises MechanismError."""
         with await self._client.request(lambda ticket: InventoryRequest(ticket=ticket)) as answer:
-            reply = _expect(answer.reply, InventoryIs)
+            reply = expect(answer.reply, InventoryIs)
         items = tuple(Orphan(item.environment_id, item.kinds) for item in reply.items)
         return Inventory(boot_id=reply.boot_id, items=items)
 
     async def posture(self) -> tuple[PostureItem, ...]:
         """What this host can enforce. Raises MechanismError."""
         with await self._client.request(lambda ticket: ProbeRequest(ticket=ticket)) as answer:
-            reply = _expect(answer.reply, Probed)
+            reply = expect(answer.reply, Probed)
         return tuple(
             PostureItem(name=item.name, state=item.state, detail=item.detail, fix=item.fix)
             for item in reply.items
+            if item.name not in self._ignored_items
         )
 
     async def unpack_image(self, image_digest: str) -> None:
@@ -207,7 +222,8 @@ def _is_mismatch(problem: launcher_client.LauncherRefused) -> bool:
 _Reply = TypeVar("_Reply", bound=LauncherReply)
 
 
-def _expect(reply: LauncherReply, kind: type[_Reply]) -> _Reply:
+def expect(reply: LauncherReply, kind: type[_Reply]) -> _Reply:
+    """The reply, which is of this kind. Raises MechanismError."""
     if not isinstance(reply, kind):
         raise MechanismError("launcher", 0, "the launcher answered with another message")
     return reply

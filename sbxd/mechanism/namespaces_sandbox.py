@@ -20,6 +20,7 @@ from sbxd.launcher.channel import close_all
 from sbxd.launcher.requests import (
     LEAF_DESCRIPTORS,
     PREPARED_DESCRIPTORS,
+    PROXY_DESCRIPTORS,
     STOP_PROOF,
     Assign,
     CgroupLimits,
@@ -40,11 +41,13 @@ from sbxd.mechanism.protocol import (
     CommandSpec,
     MechanismError,
     ProcessSurvived,
+    RunningCommand,
     SandboxLost,
     SlotProfile,
     StartFailure,
     VolumeReading,
 )
+from sbxd.mechanism.proxy_port import ProxyPort
 from sbxd.mechanism.running import NamespacesCommand, Streams
 from sbxd.mechanism.steward_client import StewardClient
 from sbxd.mechanism.volume import Volume
@@ -52,6 +55,7 @@ from sbxd.policy.child_environment import IMAGE_PATH
 from sbxd.port.command import FileChange
 from sbxd.port.ids import EnvironmentId
 from sbxd.port.limits import ResourceLimits
+from sbxd.port.network import NetworkShape
 from sbxd.port.workspace import WorkspaceProvenance
 
 
@@ -88,6 +92,17 @@ def start_failure(failure: frames.RunFailed) -> Exception:
             return MechanismError(step, number)
 
 
+def run_frame(number: int, command: CommandSpec) -> frames.Run:
+    """What init is told of a command."""
+    return frames.Run(
+        number=number,
+        working_directory=command.working_directory,
+        argv=command.argv,
+        environment=tuple(name + b"=" + value for name, value in command.environment),
+        search_path=IMAGE_PATH.encode(),
+    )
+
+
 # How long the next command's process waits for the caller's next word.
 NEXT_LEAF_SECONDS = 0.02
 
@@ -104,7 +119,10 @@ class NamespacesSandbox:
         descriptors: list[int],
         doors: BridgeDoors,
     ) -> None:
-        if len(descriptors) != len(PREPARED_DESCRIPTORS) + len(LEAF_DESCRIPTORS):
+        names: tuple[str, ...] = (*PREPARED_DESCRIPTORS, *LEAF_DESCRIPTORS)
+        if profile.network is NetworkShape.PROXY_PORT:
+            names += PROXY_DESCRIPTORS
+        if len(descriptors) != len(names):
             close_all(descriptors)
             raise MechanismError("prepare", 0, "the launcher sent another number of descriptors")
         self.environment_id = EnvironmentId(prepared.environment_id)
@@ -115,8 +133,9 @@ class NamespacesSandbox:
         self._client = client
         self._nursery = nursery
         self._limits = cgroup_limits(profile.limits)
-        fds = dict(zip(PREPARED_DESCRIPTORS, descriptors, strict=False))
-        self._first_leaf: Leaf | None = Leaf(1, descriptors[len(PREPARED_DESCRIPTORS) :])
+        fds = dict(zip(names, descriptors, strict=True))
+        self._first_leaf: Leaf | None = Leaf(1, [fds[name] for name in LEAF_DESCRIPTORS])
+        self._proxy = ProxyPort(fds.get("proxy_listener"))
         self._box_kill = fds["box_kill"]
         self._volume = Volume(fds["volume"])
         self._owned = [
@@ -126,9 +145,9 @@ class NamespacesSandbox:
         ]
         self._bridge: int | SocketBridgeDoor = fds["bridge"]
         self._doors = doors
-        self._init_socket = _socket(fds["init_channel"])
-        self._init = InitClient(self._init_socket, self._lose)
-        self._steward_stream = trio.SocketStream(_socket(fds["steward_channel"]))
+        self._init_socket = socket_of(fds["init_channel"])
+        self._init = self._client_of(self._init_socket)
+        self._steward_stream = trio.SocketStream(socket_of(fds["steward_channel"]))
         self._steward = StewardClient(self._steward_stream)
         self._lost = trio.Event()
         self._wanted = trio.Event()
@@ -141,10 +160,14 @@ class NamespacesSandbox:
         self._supply: trio.MemorySendChannel[Leaf | MechanismError]
         self._supply, self._demand = trio.open_memory_channel[Leaf | MechanismError](1)
 
+    def _client_of(self, sock: trio.socket.SocketType) -> InitClient:
+        return InitClient(sock, self._lose)
+
     # --- the slot -----------------------------------------------------------------------------
 
     async def begin(self) -> None:
         """Start listening to init and park the first child. Raises MechanismError."""
+        self._proxy.check()
         self._tasks = await self._nursery.start(self._live)
         leaf, self._first_leaf = self._first_leaf, None
         assert leaf is not None
@@ -167,6 +190,15 @@ class NamespacesSandbox:
             )
         ):
             self._limits = wanted
+
+    @property
+    def proxy_listener(self) -> int | None:
+        """The proxy's socket; None for an environment without one, or one that is released."""
+        return self._proxy.descriptor
+
+    def give_up_proxy_port(self) -> None:
+        """The environment is to have no such port."""
+        self._proxy.close()
 
     def on_death(self, died: Died) -> None:
         """The launcher reaped init or the steward."""
@@ -234,6 +266,7 @@ class NamespacesSandbox:
         if self._first_leaf is not None:
             self._first_leaf.close()
         self._init_socket.close()
+        self._proxy.close()
         close_all(self._owned)
         if isinstance(self._bridge, int):
             os.close(self._bridge)
@@ -243,7 +276,7 @@ class NamespacesSandbox:
 
     # --- commands -----------------------------------------------------------------------------
 
-    async def start(self, command: CommandSpec) -> NamespacesCommand:
+    async def start(self, command: CommandSpec) -> RunningCommand:
         """Snapshot the workspace and start one command in the leaf that waits.
 
         Raises CommandNotStarted, SandboxLost, WorkspaceChanged, MechanismError. Cancellation:
@@ -255,14 +288,7 @@ class NamespacesSandbox:
         streams: Streams | None = None
         try:
             streams = Streams()
-            run = frames.Run(
-                number=leaf.number,
-                working_directory=command.working_directory,
-                argv=command.argv,
-                environment=tuple(name + b"=" + value for name, value in command.environment),
-                search_path=IMAGE_PATH.encode(),
-            )
-            failure = await self._init.run(run, streams.theirs)
+            failure = await self._init.run(run_frame(leaf.number, command), streams.theirs)
             streams.close_theirs()
             if failure is not None:
                 raise start_failure(failure)
@@ -392,5 +418,6 @@ async def destroy_environment(client: LauncherClient, environment_id: Environmen
         raise
 
 
-def _socket(descriptor: int) -> trio.socket.SocketType:
+def socket_of(descriptor: int) -> trio.socket.SocketType:
+    """The socket that this descriptor is; it owns the descriptor."""
     return trio.socket.from_stdlib_socket(socket.socket(fileno=descriptor))

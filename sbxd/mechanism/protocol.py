@@ -13,8 +13,9 @@ from typing import Protocol
 from sbxd.port.command import FileChange
 from sbxd.port.ids import EnvironmentId
 from sbxd.port.limits import ResourceLimits
+from sbxd.port.network import NetworkShape
 from sbxd.port.workspace import WorkspaceProvenance
-from sbxd.wire.messages import PostureItem
+from sbxd.wire.descriptions import PostureItem
 
 
 class MechanismError(Exception):
@@ -66,6 +67,7 @@ class SlotProfile:
 
     image_digest: str
     limits: ResourceLimits
+    network: NetworkShape = NetworkShape.NONE
 
 
 @dataclass(frozen=True)
@@ -211,6 +213,17 @@ class Sandbox(Protocol):
 
     async def assign(self, limits: ResourceLimits) -> None:
         """Give the slot to an environment with these limits. Raises MechanismError."""
+        ...
+
+    @property
+    def proxy_listener(self) -> int | None:
+        """The descriptor of the proxy's socket, non-blocking, bound in the sandbox's own network
+        and not listening. It stays the sandbox's, which closes it when it is destroyed. None when
+        the environment has no such port, or is released."""
+        ...
+
+    def give_up_proxy_port(self) -> None:
+        """The environment is to have no such port. Non-blocking, idempotent."""
         ...
 
     async def start(self, command: CommandSpec) -> RunningCommand:

@@ -20,6 +20,7 @@ from msgspec import Struct
 
 from sbxd.port.environment import WORKSPACE_ROOT, BridgeEndpoint
 from sbxd.port.errors import ExecutionRejected, RejectedCode
+from sbxd.port.network import PROXY_ADDRESS, PROXY_PORT
 
 IMAGE_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 BRIDGE_SOCKET_NAME = "SBX_BRIDGE_SOCKET"
@@ -37,8 +38,21 @@ TIER_TWO_CONSTANTS: Mapping[str, str] = MappingProxyType(
         "LANG": "C.UTF-8",
     }
 )
-# Set by the service alone, and only for a command that has both yeses for the network.
+# Reserved, in every case of their letters: set by the service alone, and only for a command that
+# has both yeses for the network.
 PROXY_NAMES = frozenset({"HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY", "FTP_PROXY"})
+# HTTP_PROXY is for the CONNECT that a client makes of it, where it does: a plain request is
+# answered by 405 and the reason. ALL_PROXY is left out: with it clients tunnel what is no web
+# request, to ports that are not listed. The sandbox's own services are reached directly.
+PROXY_VARIABLES: Mapping[str, str] = MappingProxyType(
+    {
+        **dict.fromkeys(
+            ("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy"),
+            f"http://{PROXY_ADDRESS}:{PROXY_PORT}",
+        ),
+        **dict.fromkeys(("NO_PROXY", "no_proxy"), "localhost,127.0.0.1,::1"),
+    }
+)
 
 TIER_ZERO_NAMES = frozenset(
     {
@@ -160,6 +174,13 @@ class Tier(StrEnum):
     NEVER = "tier 0"
     OPERATOR = "tier 1"
     SYNTHESISED = "tier 2"
+
+
+class Network(StrEnum):
+    """Whether the command has both yeses, and hence the proxy."""
+
+    NONE = "NONE"
+    PROXY = "PROXY"
 
 
 class NameProblem(Struct, frozen=True, kw_only=True):
@@ -306,6 +327,7 @@ def build(
     *,
     working_directory: PurePosixPath = WORKSPACE_ROOT,
     bridge: BridgeEndpoint | None = None,
+    network: Network = Network.NONE,
 ) -> dict[str, str]:
     """The whole environment of one command.
 
@@ -314,6 +336,7 @@ def build(
         operator_names: `process_environment.operator_names`.
         working_directory: absolute, /workspace or below it (`sbxd.policy.containment.resolve`).
         bridge: the orchestration bridge of this turn, if there is one.
+        network: what adds PROXY_VARIABLES, and nothing else does.
 
     Raises:
         ExecutionRejected: as `check_specification`.
@@ -323,6 +346,8 @@ def build(
     built.update(environment)
     built.update(TIER_TWO_CONSTANTS)
     built["PWD"] = str(working_directory)
+    if network is Network.PROXY:
+        built.update(PROXY_VARIABLES)
     if bridge is not None:
         built[BRIDGE_SOCKET_NAME] = bridge.socket_path
         built[BRIDGE_TOKEN_NAME] = bridge.token

@@ -73,12 +73,19 @@ class PortError(Exception):
 
 
 class ExecutionUnavailable(PortError):
-    """The service cannot do it now: unreachable, out of capacity, shutting down. Retriable."""
+    """The service cannot do it now: unreachable, out of capacity, shutting down. Retriable.
+
+    retry_after_seconds: before that nothing will have changed; None when that is not known.
+    """
 
     code: UnavailableCode  # pyright: ignore[reportIncompatibleVariableOverride]
+    retry_after_seconds: float | None
 
-    def __init__(self, code: UnavailableCode, detail: str) -> None:
+    def __init__(
+        self, code: UnavailableCode, detail: str, *, retry_after_seconds: float | None = None
+    ) -> None:
         super().__init__(code, detail)
+        self.retry_after_seconds = retry_after_seconds
 
 
 class ExecutionRejected(PortError):

@@ -41,7 +41,7 @@ answer({**found, "read": attempt(os.open, "/proc/self/exe", os.O_RDONLY)})
 
 CONTROL_GROUPS = Probe(
     id="control-groups",
-    cases=("ESC-06",),
+    cases=("ESC-06", "LIF-09"),
     layer=Layer.SECCOMP,
     source="""
 import tempfile

@@ -19,6 +19,7 @@ from sbxd.lifecycle.environments import Environments, Peer, PeerRole
 from sbxd.policy.command import validate_command
 from sbxd.policy.containment import relative_bytes
 from sbxd.policy.images import default_image
+from sbxd.policy.network import network_grant
 from sbxd.policy.violations import violation_of
 from sbxd.port.command import ExecutionCommand
 from sbxd.port.environment import EnvironmentHandle
@@ -37,8 +38,10 @@ from sbxd.port.ids import EnvironmentId, RunId, TenantId
 from sbxd.service.exchange import Exchange, TooManyEntries
 from sbxd.settings import Settings
 from sbxd.wire import messages as m
+from sbxd.wire.descriptions import EnvironmentInfo, ImageInfo, PostureItem
 
 STDIN_BYTES_TOTAL = 256 * 1024 * 1024
+STDIN_RETRY_SECONDS = 1.0
 LIST_PAGE_BYTES = 512 * 1024
 LISTED_ARGUMENTS = 32
 LISTED_ARGUMENT_BYTES = 256
@@ -53,9 +56,9 @@ class Images(Protocol):
         chunks: AsyncIterator[bytes],
         expected_digest: str | None,
         label: str,
-    ) -> m.ImageInfo: ...
+    ) -> ImageInfo: ...
 
-    async def list(self) -> tuple[m.ImageInfo, ...]: ...
+    async def list(self) -> tuple[ImageInfo, ...]: ...
 
     async def remove(self, digest: str) -> None: ...
 
@@ -73,6 +76,7 @@ class StdinBudget:
             raise ExecutionUnavailable(
                 UnavailableCode.CAPACITY,
                 "too much stdin is held for other commands: write a file to the workspace instead",
+                retry_after_seconds=STDIN_RETRY_SECONDS,
             )
         self._left -= size
         try:
@@ -155,10 +159,16 @@ class Dispatch:
                 | m.WorkspaceProvenanceQuery()
             ):
                 return await self._workspace(peer, request, exchange)
+            case m.NetworkGrantQuery():
+                return m.NetworkGrantIs(
+                    request_id=request.request_id, policy=network_grant(self._settings.egress)
+                )
             case m.ImageImport() | m.ImageList() | m.ImageRemove():
                 return await self._image(request, exchange)
-            case m.AdminDescribe() | m.AdminList() | m.AdminInspect() | m.Reconcile():
+            case m.AdminDescribe() | m.AdminList() | m.AdminInspect():
                 return await self._administer(peer, request)
+            case m.Reconcile() | m.Reap() | m.QuarantineList() | m.QuarantineClear():
+                return await self._repair(peer, request)
             case _:
                 assert_never(request)
 
@@ -257,12 +267,9 @@ class Dispatch:
                 assert_never(request)
 
     async def _administer(
-        self,
-        peer: Peer,
-        request: m.AdminDescribe | m.AdminList | m.AdminInspect | m.Reconcile,
+        self, peer: Peer, request: m.AdminDescribe | m.AdminList | m.AdminInspect
     ) -> m.TerminalReply:
-        if peer.role is not PeerRole.ADMIN:
-            raise ExecutionRejected(RejectedCode.NOT_AUTHORIZED, "an operator's request")
+        _require_operator(peer)
         match request:
             case m.AdminDescribe():
                 return await self._describe(request.request_id)
@@ -274,13 +281,40 @@ class Dispatch:
                 return m.Environments(
                     request_id=request.request_id, environments=(_shortened(info),)
                 )
+            case _:
+                assert_never(request)
+
+    async def _repair(
+        self, peer: Peer, request: m.Reconcile | m.Reap | m.QuarantineList | m.QuarantineClear
+    ) -> m.TerminalReply:
+        _require_operator(peer)
+        request_id = request.request_id
+        match request:
             case m.Reconcile():
                 report = await self._environments.reconcile()
                 return m.Reconciled(
-                    request_id=request.request_id,
+                    request_id=request_id,
                     destroyed=report.destroyed,
                     quarantined=report.quarantined,
                 )
+            case m.Reap():
+                reaped = await self._environments.reap()
+                return m.Reaped(
+                    request_id=request_id,
+                    asked=reaped.asked,
+                    stale=reaped.stale,
+                    unknown=reaped.unknown,
+                    unanswered=reaped.unanswered,
+                )
+            case m.QuarantineList():
+                items = await self._environments.quarantine()
+                return m.QuarantineIs(
+                    request_id=request_id,
+                    items=tuple(m.QuarantinedItem(name=i.name, kinds=i.kinds) for i in items),
+                )
+            case m.QuarantineClear():
+                proof = await self._environments.clear_quarantine(peer, request.name, request.word)
+                return m.QuarantineWasCleared(request_id=request_id, proof=proof.value)
             case _:
                 assert_never(request)
 
@@ -291,11 +325,11 @@ class Dispatch:
         posture = description.posture
         if description.quarantined:
             posture += (
-                m.PostureItem(
+                PostureItem(
                     name="quarantine",
                     state="degraded",
                     detail=f"not proven stopped: {', '.join(description.quarantined)}",
-                    fix="find out why, then `sbxctl reconcile`",
+                    fix="find out why, then `sbxctl quarantine clear`",
                 ),
             )
         return m.Described(
@@ -352,7 +386,12 @@ class Dispatch:
                         run_id=about[2],
                     )
                 )
-                return m.Unavailable(request_id=request_id, code=error.code, detail=error.detail)
+                return m.Unavailable(
+                    request_id=request_id,
+                    code=error.code,
+                    detail=error.detail,
+                    retry_after_ms=_milliseconds(error.retry_after_seconds),
+                )
             case SandboxEscapeSuspected():
                 return m.EscapeSuspected(
                     request_id=request_id, code=error.code, detail=error.detail
@@ -382,15 +421,24 @@ def _about(
     return handle.environment_id, handle.tenant_id, handle.run_id
 
 
+def _milliseconds(seconds: float | None) -> int | None:
+    return None if seconds is None else round(seconds * 1000)
+
+
+def _require_operator(peer: Peer) -> None:
+    if peer.role is not PeerRole.ADMIN:
+        raise ExecutionRejected(RejectedCode.NOT_AUTHORIZED, "an operator's request")
+
+
 def _verb(request: m.AnyRequest) -> str:
     return str(request.__struct_config__.tag)
 
 
 def _page(
-    infos: Sequence[m.EnvironmentInfo], *, skip: int
-) -> tuple[tuple[m.EnvironmentInfo, ...], bool]:
+    infos: Sequence[EnvironmentInfo], *, skip: int
+) -> tuple[tuple[EnvironmentInfo, ...], bool]:
     """As many infos from `skip` on as a frame holds, and whether there are more."""
-    page: list[m.EnvironmentInfo] = []
+    page: list[EnvironmentInfo] = []
     size = 0
     for info in infos[skip:]:
         entry = _shortened(info)
@@ -401,7 +449,7 @@ def _page(
     return tuple(page), skip + len(page) < len(infos)
 
 
-def _shortened(info: m.EnvironmentInfo) -> m.EnvironmentInfo:
+def _shortened(info: EnvironmentInfo) -> EnvironmentInfo:
     """With a running argv that is for reading, not for running again."""
     if info.running_argv is None:
         return info

@@ -29,7 +29,7 @@ from sbxd.port.errors import (
     RejectedCode,
     UnavailableCode,
 )
-from sbxd.wire.messages import ImageInfo
+from sbxd.wire.descriptions import ImageInfo
 
 _T = TypeVar("_T")
 _Args = TypeVarTuple("_Args")

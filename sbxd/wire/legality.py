@@ -75,6 +75,7 @@ WORKER_REQUESTS: Final[frozenset[MessageType]] = frozenset(
         m.WorkspaceWrite,
         m.WorkspaceList,
         m.WorkspaceProvenanceQuery,
+        m.NetworkGrantQuery,
     }
 )
 ADMIN_REQUESTS: Final[frozenset[MessageType]] = frozenset(
@@ -86,6 +87,9 @@ ADMIN_REQUESTS: Final[frozenset[MessageType]] = frozenset(
         m.ImageList,
         m.ImageRemove,
         m.Reconcile,
+        m.Reap,
+        m.QuarantineList,
+        m.QuarantineClear,
     }
 )
 REQUESTS_OF_ROLE: Final = {
@@ -109,6 +113,7 @@ TERMINAL_REPLIES: Final[dict[MessageType, frozenset[MessageType]]] = {
     m.WorkspaceWrite: _WORKSPACE_FAILURES | {m.Done},
     m.WorkspaceList: _WORKSPACE_FAILURES | {m.Done},
     m.WorkspaceProvenanceQuery: _WORKSPACE_FAILURES | {m.ProvenanceIs},
+    m.NetworkGrantQuery: FAILURES | {m.NetworkGrantIs},
     m.AdminDescribe: FAILURES | {m.Described},
     m.AdminList: FAILURES | {m.Environments},
     m.AdminInspect: FAILURES | {m.Environments},
@@ -116,6 +121,9 @@ TERMINAL_REPLIES: Final[dict[MessageType, frozenset[MessageType]]] = {
     m.ImageList: FAILURES | {m.Images},
     m.ImageRemove: FAILURES | {m.Done},
     m.Reconcile: FAILURES | {m.Reconciled},
+    m.Reap: FAILURES | {m.Reaped},
+    m.QuarantineList: FAILURES | {m.QuarantineIs},
+    m.QuarantineClear: FAILURES | {m.QuarantineWasCleared},
 }
 _BRIDGE_STREAM: Final[frozenset[MessageType]] = frozenset(
     {m.BridgeOpened, m.BridgeFrame, m.BridgeClosed}

@@ -12,7 +12,6 @@ end with exactly one terminal message for the request.
 File names and arguments are bytes on the wire: they need not be UTF-8.
 """
 
-from datetime import datetime
 from enum import StrEnum
 from typing import Annotated
 
@@ -27,12 +26,26 @@ from sbxd.port.command import (
     KillReason,
     Usage,
 )
-from sbxd.port.egress import EgressDestination
+from sbxd.port.egress import EgressDestination, EgressPolicy
 from sbxd.port.environment import EnvironmentHandle, EnvironmentSpec, ImageDigestField
 from sbxd.port.errors import EscapeCode, RejectedCode, UnavailableCode, WorkspaceCode
 from sbxd.port.ids import EnvironmentIdField
 from sbxd.port.limits import ResourceLimits
 from sbxd.port.workspace import WorkspaceProvenance
+from sbxd.wire.base import Message as Message
+from sbxd.wire.base import Request as Request
+from sbxd.wire.base import RequestIdField as RequestIdField
+from sbxd.wire.descriptions import EnvironmentInfo as EnvironmentInfo
+from sbxd.wire.descriptions import ImageInfo as ImageInfo
+from sbxd.wire.descriptions import PostureItem as PostureItem
+from sbxd.wire.repair import ClearingWord as ClearingWord
+from sbxd.wire.repair import QuarantineClear as QuarantineClear
+from sbxd.wire.repair import QuarantinedItem as QuarantinedItem
+from sbxd.wire.repair import QuarantineIs as QuarantineIs
+from sbxd.wire.repair import QuarantineList as QuarantineList
+from sbxd.wire.repair import QuarantineWasCleared as QuarantineWasCleared
+from sbxd.wire.repair import Reap as Reap
+from sbxd.wire.repair import Reaped as Reaped
 
 PROTOCOL_VERSION = 1
 FRAME_BYTES_MAX = 1024 * 1024
@@ -45,20 +58,9 @@ REQUESTS_IN_FLIGHT_MAX = 64
 WORKSPACE_FILE_BYTES_MAX = 2**40
 PATH_BYTES_MAX = 4096
 
-RequestIdField = Annotated[int, Meta(ge=1, le=2**53)]
 PathField = Annotated[bytes, Meta(max_length=PATH_BYTES_MAX)]
 ChunkField = Annotated[bytes, Meta(max_length=CHUNK_BYTES_MAX)]
 BridgeDataField = Annotated[bytes, Meta(max_length=BRIDGE_FRAME_BYTES_MAX)]
-
-
-class Message(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Base of all messages: tagged by class name, unknown fields refused."""
-
-
-class Request(Message, frozen=True, kw_only=True):
-    """Base of what a client asks. `request_id` is larger than any before on this connection."""
-
-    request_id: RequestIdField
 
 
 # --- greeting ---------------------------------------------------------------------------------
@@ -159,6 +161,10 @@ class WorkspaceList(Request, frozen=True, tag="workspace_list", kw_only=True):
 class WorkspaceProvenanceQuery(Request, frozen=True, tag="workspace_provenance", kw_only=True):
     handle: EnvironmentHandle
     path: PathField
+
+
+class NetworkGrantQuery(Request, frozen=True, tag="network_grant", kw_only=True):
+    """Which destinations a yes to the network grants: the operator's, and nothing more."""
 
 
 # --- admin requests (admin socket only) -------------------------------------------------------
@@ -341,10 +347,20 @@ class ProvenanceIs(Message, frozen=True, tag="provenance_is", kw_only=True):
     provenance: WorkspaceProvenance
 
 
+class NetworkGrantIs(Message, frozen=True, tag="network_grant_is", kw_only=True):
+    """policy: as a specification may carry it."""
+
+    request_id: RequestIdField
+    policy: EgressPolicy
+
+
 class Unavailable(Message, frozen=True, tag="unavailable", kw_only=True):
+    """retry_after_ms: before that nothing will have changed; None when that is not known."""
+
     request_id: RequestIdField
     code: UnavailableCode
     detail: str
+    retry_after_ms: Annotated[int, Meta(ge=0, le=3_600_000)] | None = None
 
 
 class Rejected(Message, frozen=True, tag="rejected", kw_only=True):
@@ -376,38 +392,6 @@ class Cancelled(Message, frozen=True, tag="cancelled", kw_only=True):
     whose command was started)."""
 
     request_id: RequestIdField
-
-
-class EnvironmentInfo(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """One live environment as an operator sees it."""
-
-    handle: EnvironmentHandle
-    state: str
-    image_digest: str
-    limits: ResourceLimits
-    owner_uid: int
-    commands_run: int
-    running_argv: tuple[bytes, ...] | None
-    usage: Usage
-    scope: str
-
-
-class ImageInfo(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    digest: str
-    label: str
-    aliases: tuple[str, ...]
-    size_bytes: int
-    imported_at: datetime
-    in_use: int
-
-
-class PostureItem(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """One thing that this host can or cannot enforce, and the exact fix when it cannot."""
-
-    name: str
-    state: Annotated[str, Meta(pattern=r"^(ok|degraded|missing|not_checked)\Z")]
-    detail: str
-    fix: str = ""
 
 
 class Described(Message, frozen=True, tag="described", kw_only=True):
@@ -458,9 +442,19 @@ WorkerRequest = (
     | WorkspaceWrite
     | WorkspaceList
     | WorkspaceProvenanceQuery
+    | NetworkGrantQuery
 )
 AdminRequest = (
-    AdminDescribe | AdminList | AdminInspect | ImageImport | ImageList | ImageRemove | Reconcile
+    AdminDescribe
+    | AdminList
+    | AdminInspect
+    | ImageImport
+    | ImageList
+    | ImageRemove
+    | Reconcile
+    | Reap
+    | QuarantineList
+    | QuarantineClear
 )
 AnyRequest = WorkerRequest | AdminRequest
 BridgeMessage = BridgeFrame | BridgeCredit | BridgeClose
@@ -470,6 +464,7 @@ TerminalReply = (
     | Executed
     | Done
     | ProvenanceIs
+    | NetworkGrantIs
     | Unavailable
     | Rejected
     | EscapeSuspected
@@ -481,6 +476,9 @@ TerminalReply = (
     | Images
     | ImageImported
     | Reconciled
+    | Reaped
+    | QuarantineIs
+    | QuarantineWasCleared
 )
 ServerMessage = (
     Welcome

@@ -9,6 +9,7 @@ import click
 from sbxd.worker_cli.artifacts import artifacts
 from sbxd.worker_cli.config import DEFAULT_CONFIG
 from sbxd.worker_cli.exits import Exit
+from sbxd.worker_cli.leases import fence, leases
 
 
 @click.group()
@@ -22,11 +23,14 @@ from sbxd.worker_cli.exits import Exit
 @click.version_option(package_name="sbxd", prog_name="sbxd-worker")
 @click.pass_context
 def cli(ctx: click.Context, config: Path) -> None:
-    """Run the parts of a worker tier that no agent runtime runs: the artifact store's sweep."""
+    """Run the parts of a worker tier that no agent runtime runs: the artifact store's sweep,
+    the lease authority."""
     ctx.obj = config
 
 
 cli.add_command(artifacts)
+cli.add_command(leases)
+cli.add_command(fence)
 
 
 def main() -> None:

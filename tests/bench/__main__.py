@@ -18,7 +18,7 @@ import msgspec
 import trio
 
 from sbxd.port.errors import PortError
-from tests.bench import kill, load, memory, roundtrip, soak
+from tests.bench import chaos, kill, load, memory, roundtrip, soak
 from tests.bench.daemon import Daemon, FreshSandbox, Profile, daemon_here, live_sandbox, worker
 from tests.bench.machine import machine
 from tests.bench.peers import PROGRAMS, Peers, Tool, peers_on
@@ -27,10 +27,15 @@ from tests.bench.results import Group, Results, group_of
 from tests.bench.rounds import Operation, take
 from tests.bench.samples import OperationFailed, Pace, leaves, summarise
 from tests.bench.targets import EXEC, EXEC_EMPTY, EXEC_FULL, START, judge
+from tests.redteam import faults
+from tests.redteam.live import default_image
 
 LANE_IMAGE = Path("/var/cache/sbxd-lab/image.tar")
 IDLE_COUNT = 20
 FILES = 10_000
+FAULT_POINTS = 224
+
+GVISOR = "gvisor"
 
 
 @dataclass(frozen=True)
@@ -86,6 +91,8 @@ class Run:
         operations += [peers.bwrap(program) for program in programs]
         operations += [peers.crun(program) for program in ("true", "echo")]
         operations += [peers.scope("true")]
+        if self.mechanism == GVISOR:
+            operations += [peers.runsc(program) for program in programs]
         async with AsyncExitStack() as stack:
             if daemon is not None:
                 remote = await stack.enter_async_context(worker())
@@ -101,6 +108,8 @@ class Run:
     async def second(self, daemon: Daemon | None) -> None:
         """A second command in what runs already."""
         operations: list[Operation] = [self.peers.bare("true"), self.peers.crun_exec("true")]
+        if self.mechanism == GVISOR:
+            operations += [self.peers.runsc_exec(program) for program in ("true", "python3")]
         async with AsyncExitStack() as stack:
             if daemon is not None:
                 remote = await stack.enter_async_context(worker())
@@ -113,8 +122,8 @@ class Run:
             await self.sample(EXEC, operations, self.scale.exec_rounds, Tool.BARE, Tool.CRUN_EXEC)
 
     async def kill(self, daemon: Daemon | None) -> None:
-        """From cgroup.kill to populated 0."""
-        if daemon is None:
+        """From cgroup.kill to populated 0, of processes that the host's kernel knows."""
+        if daemon is None or self.mechanism == GVISOR:
             return
         async with worker() as remote, kill.kills(daemon, remote) as operations:
             await self.sample("kill to populated 0", operations, self.scale.rounds)
@@ -201,6 +210,44 @@ def soaked(options: argparse.Namespace, image: Path | None) -> int:
     return 0 if found.sound else 1
 
 
+async def endure_chaos(options: argparse.Namespace, image: Path | None, seed: int) -> chaos.Chaos:
+    """The soak with an enemy. Raises OperationFailed, the port's errors."""
+    async with daemon_here(image):
+        return await chaos.chaos(options.chaos, seed)
+
+
+async def find_faults(options: argparse.Namespace, image: Path | None, seed: int) -> faults.Found:
+    """So many points of the fault loop. Raises the port's errors."""
+    found = faults.Found()
+    async with daemon_here(image):
+        digest = await default_image()
+        for point in faults.points(options.faults, seed):
+            await faults.try_point(point, digest, found)
+            _say(f"{point}: {found}")
+    return found
+
+
+def attacked(options: argparse.Namespace, image: Path | None, seed: int) -> int:
+    """Chaos or the fault loop, and the report; the exit status."""
+    try:
+        if options.faults is not None:
+            hits = trio.run(find_faults, options, image, seed)
+            sys.stdout.write(f"faults, seed {seed}: {hits}\n")
+            for each in (*hits.orphans, *hits.wrong_kills, *hits.disagreements):
+                sys.stdout.write(f"  {each}\n")
+            return 1 if hits.orphans or hits.wrong_kills or hits.disagreements else 0
+        endured = trio.run(endure_chaos, options, image, seed)
+    except* (PortError, OperationFailed) as group:
+        sys.stdout.write("".join(f"failed: {error}\n" for error in leaves(group)))
+        return_code = 1
+    else:
+        sys.stdout.write("\n".join(chaos.render(endured)) + "\n")
+        if options.json is not None:
+            options.json.write_bytes(msgspec.json.format(msgspec.json.encode(endured)))
+        return_code = 0 if endured.sound else 1
+    return return_code
+
+
 PARTS = ("sbxd", "memory", "start", "exec", "load", "kill", "protocol")
 
 
@@ -219,6 +266,22 @@ def arguments(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument(
         "--within", type=float, default=math.inf, metavar="SECONDS", help="end a soak early"
     )
+    parser.add_argument(
+        "--chaos",
+        type=float,
+        nargs="?",
+        const=chaos.DEFAULT_SECONDS,
+        metavar="SECONDS",
+        help="a soak with random kills, nothing else (default: 30 minutes)",
+    )
+    parser.add_argument(
+        "--faults",
+        type=int,
+        nargs="?",
+        const=FAULT_POINTS,
+        metavar="POINTS",
+        help=f"SIGKILL at so many instants, nothing else (default: {FAULT_POINTS})",
+    )
     return parser.parse_args(argv)
 
 
@@ -230,6 +293,8 @@ def main(argv: Sequence[str]) -> int:
         scale = Scale(**{**vars(scale), "rounds": options.rounds, "exec_rounds": options.rounds})
     seed = options.seed if options.seed is not None else time.time_ns() % 1_000_000
     image = options.image or (LANE_IMAGE if LANE_IMAGE.exists() else None)
+    if options.chaos is not None or options.faults is not None:
+        return attacked(options, image, seed)
     if options.soak is not None:
         return soaked(options, image)
     here = machine()

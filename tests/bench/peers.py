@@ -3,6 +3,7 @@
 bare: no sandbox, the floor. bwrap: all seven namespaces, a read-only root, its own /proc, /dev
 and /tmp; no seccomp filter, no cgroup, no limits. crun: a read-only root, the default
 specification's namespaces and a user namespace. crun exec: a second command in a running one.
+runsc, beside sbxd on gVisor alone: with the flags that sbxd gives it, as the host's root.
 systemd-run --scope: a cgroup and no isolation.
 """
 
@@ -35,6 +36,8 @@ class Tool(StrEnum):
     BWRAP = "bwrap"
     CRUN = "crun run"
     CRUN_EXEC = "crun exec"
+    RUNSC = "runsc run"
+    RUNSC_EXEC = "runsc exec"
     SCOPE = "systemd-run --scope"
 
 
@@ -113,6 +116,33 @@ class Peers:
         if begun.returncode != 0:
             must((crun, "run", "--bundle", str(self._bundle(PROGRAMS["true"])), name))
         return Peer(Tool.CRUN_EXEC, program, (crun, "exec", name, *PROGRAMS[program]))
+
+    def runsc(self, program: str) -> Peer:
+        bundle = self._bundle(PROGRAMS[program])
+        argv = (*self._runsc_argv(), "run", "--bundle", str(bundle), "NAME")
+        return Peer(Tool.RUNSC, program, argv, name_at=len(argv) - 1)
+
+    def runsc_exec(self, program: str) -> Peer:
+        """A second command in a sandbox that idles until the peers are closed."""
+        runsc, name = self._runsc_argv(), f"bench-{secrets.token_hex(6)}"
+        bundle = self._bundle(("/usr/bin/sleep", "infinity"))
+        subprocess.run(
+            (*runsc, "run", "--detach", "--bundle", str(bundle), name),
+            env=ENVIRONMENT,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            check=True,
+        )
+        self._stack.callback(
+            subprocess.run, (*runsc, "delete", "--force", name), env=ENVIRONMENT, check=False
+        )
+        return Peer(Tool.RUNSC_EXEC, program, (*runsc, "exec", name, *PROGRAMS[program]))
+
+    def _runsc_argv(self) -> tuple[str, ...]:
+        state = ("--root", str(self._folder / "runsc"))
+        flags = ("--network=none", "--directfs=false", "--overlay2=none", "--ignore-cgroups")
+        return (found("runsc"), *state, *flags)
 
     def scope(self, program: str) -> Peer:
         argv = (found("systemd-run"), "--scope", "--quiet", "--collect", "--", *PROGRAMS[program])

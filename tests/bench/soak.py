@@ -182,7 +182,7 @@ async def standing() -> Standing:
     return Standing(
         kernel=report,
         leftovers=kernel.leftovers,
-        services={name: _service(unit) for name, unit in SERVICES.items()},
+        services={name: service_now(unit) for name, unit in SERVICES.items()},
     )
 
 
@@ -240,7 +240,8 @@ async def _progress(tally: _Tally, cycles: int) -> None:
         await trio.sleep(PROGRESS_SECONDS)
         done, seconds = len(tally.cycles), trio.current_time() - begun
         memory = ", ".join(
-            f"{name} {_service(unit).memory_kib['Pss']:.0f} KiB" for name, unit in SERVICES.items()
+            f"{name} {service_now(unit).memory_kib['Pss']:.0f} KiB"
+            for name, unit in SERVICES.items()
         )
         _say(
             f"{done} of {cycles} after {seconds:.0f} s, failures {_counts(tally.failures)}, "
@@ -297,7 +298,8 @@ async def _provision(
             await trio.sleep(CAPACITY_PAUSE_SECONDS)
 
 
-def _service(unit: str) -> Service:
+def service_now(unit: str) -> Service:
+    """What a service holds now."""
     pids = sorted({pid for _, pid in pids_by_role(service_group(unit))})
     memory = [rollup_kib(pid) for pid in pids]
     return Service(

@@ -99,6 +99,8 @@ CASES: dict[str, Case] = {
         "no directory outlives an environment, so there is nothing to replace",
     ),
     "FS-15": Case("two environments of one tenant"),
+    "EGR-01": Case("direct connections of every kind that ignore the proxy's variables"),
+    "EGR-02": Case("names: a query by UDP or TCP, a lookup, a name in a refused request"),
     "EGR-03": Case("names near a listed one: suffixes, apexes, more labels than the wildcard's"),
     "EGR-05": Case("a policy that is missing, empty or misspelt"),
     "EGR-06": Case("addresses in every form where a name is asked for"),
@@ -121,4 +123,44 @@ CASES: dict[str, Case] = {
     "EXP-08": Case("cells that a spreadsheet takes for formulas"),
     "EXP-10": Case("file names that carry paths, headers or direction marks"),
     "EXP-11": Case("bytes lost or changed between the workspace and the store, or in the store"),
+    "API-01": Case("the service's own sockets from inside"),
+    "API-02": Case("a wrong uid; a missing or wrong credential"),
+    "API-03": Case(
+        "a connection that is handed to another process",
+        "the kernel's word is that of connect, as docs/protocol.md says; the credential is what "
+        "stands behind it",
+    ),
+    "API-04": Case("a peer's pid that is reused", "the pid is written down and never looked at"),
+    "API-05": Case("a planted socket, or a link in its place"),
+    "API-06": Case("malformed, slow and idle connections"),
+    "API-09": Case("handles of another tenant or peer, guessed and outdated ones"),
+    "API-10": Case("a client that asks and never reads"),
+    "API-11": Case("commands of a wrong form"),
+    "API-13": Case("two commands at once, destroying in the middle, twice"),
+    "API-14": Case(
+        "paths of the host in errors",
+        "the client's and the mechanism's are looked at; not every error of every verb is provoked",
+    ),
+    "API-15": Case("a client that disconnects in a command"),
+    "LIF-01": Case("SIGKILL of the daemon or the launcher between intent, resource and commit"),
+    "LIF-02": Case("a worker that is killed in a command"),
+    "LIF-04": Case(
+        "planted leftovers that look like ours",
+        "there is no lock file to plant; a name that is no id is quarantined, one that is is taken "
+        "for ours",
+    ),
+    "LIF-05": Case(
+        "a journal that is torn, full, read-only or corrupt",
+        "by SQLite's own failures; no device loses power under it",
+    ),
+    "LIF-07": Case("an operator who stops a scope or executes the manager anew"),
+    "LIF-08": Case("forking while being killed"),
+    "LIF-09": Case("control groups made or left from inside"),
+    "LIF-10": Case("a clean-up that fails again and again"),
+    "LIF-11": Case(
+        "two sandboxes of one template",
+        "the reserve prepares each slot by itself; a template comes with the microvm mechanism",
+    ),
+    "LIF-12": Case("what one tenant leaves on a slot for the next"),
+    "LIF-13": Case("SIGTERM under load"),
 }

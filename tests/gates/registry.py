@@ -25,7 +25,9 @@ class Milestone(StrEnum):
     LEASES = "leases"
 
 
-REACHED = frozenset({Milestone.FIRST_LIGHT, Milestone.ARTIFACTS})
+REACHED = frozenset(
+    {Milestone.FIRST_LIGHT, Milestone.EGRESS, Milestone.ARTIFACTS, Milestone.LEASES}
+)
 
 
 @dataclass(frozen=True)
@@ -86,12 +88,14 @@ GATES = (
         Kind.CASE,
         Milestone.EGRESS,
         "Without egress configuration nothing is reachable, at the network namespace.",
+        "tests/redteam/test_network_denied.py",
     ),
     Gate(
         "gate.sandbox.egress_allowlisted",
         Kind.CASE,
         Milestone.EGRESS,
         "The listed destination is reached and nothing else is; every outcome is logged.",
+        "tests/redteam/test_egress_allowlisted.py",
     ),
     Gate(
         "gate.sandbox.no_credential_reaches",
@@ -110,6 +114,7 @@ GATES = (
         Kind.CASE,
         Milestone.LEASES,
         "Nothing outlives its lease: two intervals after a worker died nothing of it is left.",
+        "tests/redteam/test_no_orphans.py",
     ),
     Gate(
         "gate.sandbox.artifact_checksum",

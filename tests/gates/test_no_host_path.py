@@ -31,13 +31,14 @@ from sbxd.port import (
     workspace,
 )
 from sbxd.settings import Settings
-from sbxd.wire import messages
+from sbxd.wire import descriptions, leases, messages, repair
 from tests.gates.source import Module, aliases, called, dotted, literals, load
 
 pytestmark = pytest.mark.gate("gate.sandbox.spec_has_no_host_path")
 
 PORT_MODULES = (
-    artifact, command, credentials, egress, environment, errors, ids, limits, workspace, messages,
+    artifact, command, credentials, egress, environment, errors, ids, limits, workspace,
+    descriptions, leases, messages, repair,
 )  # fmt: skip
 
 # Words of a field's name that stand for something of the host.
@@ -106,6 +107,13 @@ LITERAL_EXCEPTIONS = {
     ("sbxd.jail.mounts", "/proc/self/fd"): INSIDE + "what /dev/fd points to",
     ("sbxd.jail.label", "/proc"): INSIDE + "the child's own /proc, proven to be proc",
     ("sbxd.jail.workload", "/proc/self/oom_score_adj"): INSIDE + "the child's own /proc",
+    ("sbxd.launcher.kernel.oci_spec", "/proc"): INSIDE + "the guest's own",
+    ("sbxd.launcher.kernel.oci_spec", "/sys"): INSIDE + "the guest's own",
+    ("sbxd.launcher.kernel.oci_spec", "/tmp"): INSIDE + "the guest's own",
+    ("sbxd.launcher.kernel.oci_spec", "/dev/shm"): INSIDE + "the guest's own",
+    ("sbxd.launcher.sentry", "/usr/bin:/bin"): INSIDE + "where the canary's program is looked for",
+    ("sbxd.launcher.kernel.runsc", "/dev/null"): "of the small root that runsc is given",
+    ("sbxd.launcher.kernel.runsc", "/tmp"): "of the small root that runsc is given",
     ("sbxd.policy.child_environment", "/usr/local/sbin:"): INSIDE + "the image's PATH",
     ("sbxd.policy.child_environment", "/tmp"): INSIDE + "TMPDIR",
     ("sbxd.port.environment", "/dev/sbx-bridge"): INSIDE + "the bridge's socket",

@@ -58,6 +58,7 @@ SETTINGS: Mapping[str, Any] = {
     "seccomp_steward": filter_refusing(PERSONALITY, errno.EXDEV).hex(),
     "apparmor_label": None,
     "landlock_version": 0,
+    "proxy_port": None,
     "image": "read-only",
     "maps": "write",
     "cgroup_namespace": "box",

@@ -188,6 +188,7 @@ def main() -> None:
             rlimits={name: tuple(pair) for name, pair in settings["rlimits"].items()},
             apparmor_label=settings["apparmor_label"],
             landlock_version=settings["landlock_version"],
+            proxy_port=settings["proxy_port"],
         )
         server = serve if settings["steward"] == "server" else probe
         serve_host(control, tree, plan, MAP_WRITERS[settings["maps"]], server)

@@ -18,8 +18,13 @@ import trio
 from sbxd.launcher.kernel import hostpaths, images
 from sbxd.mechanism.namespaces import NamespacesMechanism, open_namespaces
 from sbxd.mechanism.namespaces_sandbox import NamespacesSandbox
-from sbxd.mechanism.protocol import CommandExit, CommandSpec, Counters, SlotProfile
-from sbxd.mechanism.running import NamespacesCommand
+from sbxd.mechanism.protocol import (
+    CommandExit,
+    CommandSpec,
+    Counters,
+    RunningCommand,
+    SlotProfile,
+)
 from sbxd.port.ids import EnvironmentId
 from sbxd.port.limits import MIB, IoCeilings, ResourceLimits
 
@@ -158,7 +163,7 @@ class Finished(NamedTuple):
     counters: Counters
 
 
-async def start(slot: NamespacesSandbox, *argv: str, stdin: bytes = b"") -> NamespacesCommand:
+async def start(slot: NamespacesSandbox, *argv: str, stdin: bytes = b"") -> RunningCommand:
     """Start a command in the root of the workspace."""
     arguments = tuple(argument.encode() for argument in argv)
     return await slot.start(CommandSpec(arguments, ENVIRONMENT, b".", stdin))
@@ -169,7 +174,7 @@ async def run(slot: NamespacesSandbox, *argv: str, stdin: bytes = b"") -> Finish
     return await finish(await start(slot, *argv, stdin=stdin))
 
 
-async def finish(running: NamespacesCommand) -> Finished:
+async def finish(running: RunningCommand) -> Finished:
     """Collect a command's output and end, kill what it left, and give its leaf back."""
     outputs = {"stdout": b"", "stderr": b""}
 

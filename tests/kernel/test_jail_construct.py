@@ -54,6 +54,13 @@ def test_a_tmpfs_without_a_size_is_refused(name: str) -> None:
     assert failure(**{name: 0}) == ("check_the_plan", errno.EINVAL)
 
 
+def test_a_port_that_cannot_be_bound_stops_construction() -> None:
+    """And the control: one that can be does not."""
+    assert failure(proxy_port=-1) == ("receive_the_proxy_socket", errno.EPIPE)
+    with environment(proxy_port=3128) as built:
+        assert built.run("true").status == 0
+
+
 def test_an_init_that_dies_while_it_is_built_is_an_error_at_once() -> None:
     step, number = failure(maps="kill")
     assert step in ("release_both", "await_init")

@@ -41,9 +41,13 @@ def own_memory():
         file.seek(ctypes.addressof(place))
         file.write(b"y")
 
+def make_directory():
+    os.mkdir("/elsewhere/directory")
+    os.rmdir("/elsewhere/directory")
+
 found = {
     "write beside the places for it": attempt(write, "/elsewhere/planted", b"x"),
-    "make a directory there": attempt(os.mkdir, "/elsewhere/directory"),
+    "make a directory there": attempt(make_directory),
     "a label of its own for the next program":
         attempt(write, "/proc/self/attr/apparmor/exec", b"exec sbxd-workload"),
     "the same by the thread": attempt(write, "/proc/thread-self/attr/exec", b"exec sbxd-workload"),

@@ -32,6 +32,7 @@ def test_an_environment_gets_no_second_block() -> None:
         uids.allocate(name(1))
 
 
+@pytest.mark.case("LIF-12")
 def test_a_block_comes_back_only_when_it_is_released_and_then_last() -> None:
     first = uids.allocate(name(1))
     kept = uids.allocate(name(2))

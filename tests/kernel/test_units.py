@@ -166,3 +166,24 @@ def test_systemd_reads_the_launcher_as_it_is_meant() -> None:
         "ProtectProc": "default",
         "RestrictNamespaces": "no",
     }
+
+
+@in_a_lane
+def test_the_reapers_unit_reaches_the_daemon_without_being_root() -> None:
+    started = run("systemctl", "start", "sbxd-reap.service")
+    assert started.returncode == 0, run("journalctl", "--no-pager", "-u", "sbxd-reap").stdout
+    shown = run("systemctl", "show", "--property=Result,User", "sbxd-reap.service").stdout
+    assert "Result=success" in shown
+    journal = run("journalctl", "--no-pager", "-o", "cat", "-u", "sbxd-reap.service").stdout
+    assert "environments asked about" in journal
+
+
+@in_a_lane
+def test_the_timer_lets_it_ask_every_minute() -> None:
+    started = run("systemctl", "start", "sbxd-reap.timer")
+    try:
+        assert started.returncode == 0, started.stderr
+        shown = run("systemctl", "show", "--property=TimersMonotonic", "sbxd-reap.timer").stdout
+        assert shown.count("1min") == 2, shown
+    finally:
+        run("systemctl", "stop", "sbxd-reap.timer")

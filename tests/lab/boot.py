@@ -25,8 +25,10 @@ from .state import DISK, copy
 
 UML_MEMORY = "2048M"
 # Where a lane's agent finds its keeper.
+_AGENT = "unix:/lab/agent.sock"
 CHANNELS = {
-    "container": "unix:/lab/agent.sock",
+    "container": _AGENT,
+    "gvisor": _AGENT,
     "uml": "tty:/dev/ttyS0",
     "qemu": "port:/dev/vport0p1",
 }

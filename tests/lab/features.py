@@ -30,11 +30,13 @@ class Feature(StrEnum):
     LIMITS = "limits"  # the cpu, memory and pids controllers
     LOOP = "loop"  # loop devices
     NSDELEGATE = "nsdelegate"  # cgroup namespaces are delegation boundaries
+    LOOP_VOLUMES = "loop-volumes"  # no quota: each workspace is a loop-mounted ext4
     QUOTA = "quota"  # project quota, bytes and inodes, on /var/lib/sbxd
     ROOT = "root"  # root, with mounts and namespaces that are the test's to make
     SYSTEMD = "systemd"  # as PID 1, with its bus
     # For what is to be seen in one lane only.
     LANE_CONTAINER = "lane-container"
+    LANE_GVISOR = "lane-gvisor"
     LANE_UML = "lane-uml"
     LANE_QEMU = "lane-qemu"
 
@@ -45,6 +47,7 @@ class LaneKind(StrEnum):
     HOST = "host"
     NATIVE = "native"
     CONTAINER = "container"
+    GVISOR = "gvisor"  # as container; its daemon serves sandbox = "gvisor"
     UML = "uml"
     QEMU = "qemu"
 
@@ -63,7 +66,15 @@ _EVERYWHERE = frozenset(
 OFFERED: dict[LaneKind, frozenset[Feature]] = {
     LaneKind.HOST: frozenset({Feature.LAB}),
     LaneKind.CONTAINER: _EVERYWHERE
-    | {Feature.GVISOR, Feature.IMAGE_WORKLOADS, Feature.LANDLOCK, Feature.LANE_CONTAINER},
+    | {
+        Feature.GVISOR,
+        Feature.IMAGE_WORKLOADS,
+        Feature.LANDLOCK,
+        Feature.LANE_CONTAINER,
+        Feature.LOOP_VOLUMES,
+    },
+    LaneKind.GVISOR: _EVERYWHERE
+    | {Feature.GVISOR, Feature.LANDLOCK, Feature.LANE_GVISOR, Feature.LOOP_VOLUMES},
     LaneKind.UML: _EVERYWHERE
     | {
         Feature.APPARMOR,

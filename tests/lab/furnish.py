@@ -157,7 +157,20 @@ def _link_source(root: Path) -> None:
         )
         script.chmod(0o755)
         _link(root / "usr/bin" / name, f"/{_ENVIRONMENT}/bin/{name}")
+    _compile_guest_init(root)
     _link(root / "usr/lib/sbxd/sbxd-launcher", f"/{_ENVIRONMENT}/bin/sbxd-launcher")
+
+
+def _compile_guest_init(root: Path) -> None:
+    """As `make guest` does, with the lane's own compiler."""
+    scratch = root / "tmp/guest"
+    shutil.copytree(REPOSITORY / "guest", scratch)
+    (root / "usr/lib/sbxd").mkdir(parents=True, exist_ok=True)
+    kernel.run(
+        *("chroot", str(root), "/tmp/guest/build.sh", "/usr/lib/sbxd/sbx-guest-init"),
+        environment={**os.environ, **IN_LANE_ENVIRONMENT},
+    )
+    shutil.rmtree(scratch)
 
 
 def _link(path: Path, target: str) -> None:

@@ -26,8 +26,8 @@ from .furnish import Furnishing, furnish
 from .host import IN_LANE_SOURCE, LANES, REPOSITORY, LabError
 from .hub import Hub
 
-_BOOT_SECONDS = {"container": 60.0, "uml": 180.0, "qemu": 300.0}
-_PROVISION_SECONDS = {"container": 120.0, "uml": 300.0, "qemu": 600.0}
+_BOOT_SECONDS = {"container": 60.0, "gvisor": 60.0, "uml": 180.0, "qemu": 300.0}
+_PROVISION_SECONDS = {"container": 120.0, "gvisor": 120.0, "uml": 300.0, "qemu": 600.0}
 PROVISION = "tests/lab/provision"
 CONTROL = "control"
 SCRATCH = "scratch"
@@ -122,7 +122,7 @@ def _keep(order: Order, folder: Path, group: Path, status_fd: int, tether_fd: in
     furnish(root, Furnishing(order.lane, boot.CHANNELS[order.lane], order.daemon, order.bare))
     state = Path(order.state) if order.state else None
     match order.lane:
-        case "container":
+        case "container" | "gvisor":
             booted = boot.container(root, folder, group, console)
         case "uml":
             booted = boot.uml(root, folder, group, console, Path(order.uml), state)
@@ -168,7 +168,7 @@ def _assemble(order: Order, folder: Path) -> Path:
 def _connect(order: Order, folder: Path, root: Path, booted: boot.Booted) -> Hub:
     """Wait for the lane's agent."""
     limit = _BOOT_SECONDS[order.lane]
-    if order.lane == "container":
+    if order.lane != "uml":
         booted.stream.settimeout(limit)
         try:
             connection, _ = booted.stream.accept()

@@ -97,40 +97,50 @@ def _obtain_image(name: str, packages: tuple[str, ...], say: Say) -> Path:
     return cache.obtain(name, recipe, lambda target: _build_image(target, packages), say)
 
 
-def private_libraries(wanted: Path, builders: Path, place: Path, say: Say) -> Path:
-    """The libraries of the Debian package, installed at `place` in a clean root of its Debian.
+def package_parts(wanted: Path, builders: Path, guest: Path, place: Path, say: Say) -> Path:
+    """What of the Debian package is compiled or fetched, made in a clean root of its Debian.
 
     Args:
         wanted: requirements, each with the digests of its files.
         builders: the same for what compiles those that are to be compiled.
+        guest: the folder with the source of a gVisor sandbox's process 1, and its `build.sh`.
+        place: where the package has all of this.
 
-    Returns: a folder of plain modules, as `pip install --target` makes it.
+    Returns: `place` as it was made: `python`, plain modules as `pip install --target` lays them,
+    and `sbx-guest-init`.
     """
     require_root()
     require_tools()
     root_recipe = [_ROOT_RECIPE, SUITE, ROOT_PACKAGES]
-    texts = (wanted.read_text(), builders.read_text())
+    sources = {
+        "w": wanted,
+        "b": builders,
+        "build.sh": guest / "build.sh",
+        "init.c": guest / "init.c",
+    }
+    modules = shlex.quote(str(place / "python"))
     # Without debugging information nothing of the folder that they are compiled in is left.
     script = (
-        *(f"cat >/tmp/{n} <<'END'\n{text}END" for n, text in zip("wb", texts, strict=True)),
+        *(f"cat >/tmp/{n} <<'END-OF-FILE'\n{p.read_text()}END-OF-FILE" for n, p in sources.items()),
         "python3 -m venv /tmp/build",
         'export PATH="/tmp/build/bin:$PATH" CFLAGS="-g0 -O2" LDFLAGS="-s" PYTHONHASHSEED=0',
         "pip install --quiet --no-cache-dir --no-deps --require-hashes -r /tmp/b",
         "pip install --quiet --no-cache-dir --no-deps --require-hashes -r /tmp/w "
-        f"--no-build-isolation --no-compile --target {shlex.quote(str(place))}",
-        f"PYTHONPATH={shlex.quote(str(place))} pip check",
-        f"find {shlex.quote(str(place))} -name '*.so' -exec strip --strip-unneeded '{{}}' +",
+        f"--no-build-isolation --no-compile --target {modules}",
+        f"PYTHONDONTWRITEBYTECODE=1 PYTHONPATH={modules} pip check",
+        f"find {modules} -name '*.so' -exec strip --strip-unneeded '{{}}' +",
+        f"sh /tmp/build.sh {shlex.quote(str(place / 'sbx-guest-init'))}",
     )
     try:
         root = cache.obtain("root", root_recipe, _build_root, say)
         layer = cache.obtain(
-            "libraries",
+            "package",
             [_LIBRARIES_RECIPE, root_recipe, script],
             lambda target: _build_over(target, root, script),
             say,
         )
     except OSError as error:
-        raise LabError(f"the package's libraries could not be built: {error}") from error
+        raise LabError(f"the package's parts could not be built: {error}") from error
     return layer / place.relative_to("/")
 
 

@@ -19,6 +19,7 @@ ROOT_PACKAGES = (
     "kmod",
     "less",
     "libc6-dev",
+    "libpq5",
     "libseccomp2",
     "libsystemd-dev",
     "make",
@@ -60,6 +61,8 @@ IMAGE_EXCLUDED = (
 
 # A second root file system, for the test that runs ordinary programs under the filter.
 WORKLOADS_PACKAGES = (
+    "ca-certificates",
+    "curl",
     "default-jdk-headless",
     "gcc",
     "git",
@@ -67,10 +70,13 @@ WORKLOADS_PACKAGES = (
     "libc6-dev",
     "musl-tools",
     "nodejs",
+    "npm",
     "python3",
+    "python3-httpx",
     "python3-numpy",
     "python3-pandas",
     "python3-pip",
+    "python3-requests",
 )
 
 # The extras of the project that its virtual environment in the lanes holds.

@@ -23,7 +23,7 @@ from . import boot, keeper, layers, state
 from .channel import Decoder, Frame, Kind
 from .host import IN_LANE_ENVIRONMENT, IN_LANE_SOURCE, LANES, REPOSITORY, LabError
 
-LANE_NAMES = ("container", "uml", "qemu")
+LANE_NAMES = ("container", "gvisor", "uml", "qemu")
 Say = Callable[[str], None]
 Sink = Callable[[bytes], None]
 

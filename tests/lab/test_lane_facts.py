@@ -17,12 +17,14 @@ STATE = Path("/var/lib/sbxd")
 CAP_SYS_RESOURCE = 24
 
 in_container = pytest.mark.needs("lane-container")
+in_gvisor = pytest.mark.needs("lane-gvisor")
 in_uml = pytest.mark.needs("lane-uml")
 in_qemu = pytest.mark.needs("lane-qemu")
 in_each = pytest.mark.parametrize(
     "lane",
     [
         pytest.param("container", marks=in_container),
+        pytest.param("gvisor", marks=in_gvisor),
         pytest.param("uml", marks=in_uml),
         pytest.param("qemu", marks=in_qemu),
     ],

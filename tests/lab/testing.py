@@ -28,6 +28,7 @@ BUDGETS = {
     LaneKind.HOST: 600.0,
     LaneKind.NATIVE: 900.0,
     LaneKind.CONTAINER: 900.0,
+    LaneKind.GVISOR: 900.0,
     LaneKind.UML: 1200.0,
     LaneKind.QEMU: 1500.0,
 }

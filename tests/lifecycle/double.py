@@ -27,8 +27,9 @@ from sbxd.port.command import FileChange
 from sbxd.port.errors import WorkspaceCode, WorkspaceError
 from sbxd.port.ids import EnvironmentId
 from sbxd.port.limits import ResourceLimits
+from sbxd.port.network import NetworkShape
 from sbxd.port.workspace import WorkspaceProvenance
-from sbxd.wire.messages import PostureItem
+from sbxd.wire.descriptions import PostureItem
 from tests.lifecycle.bridge_double import DoubleDoor
 
 ROOMY = VolumeReading(
@@ -38,6 +39,7 @@ ROOMY = VolumeReading(
     inodes_left=99,
     inodes_total=100,
 )
+PROXY_LISTENER = 1000  # a number to hand on, never a descriptor that is open
 QUIET = Changes(entries=(), truncated=False, workspace_bytes=4096, workspace_inodes=1)
 
 
@@ -216,11 +218,16 @@ class DoubleSandbox:
         self.changes_fail = False
         self.steward_is_gone = False
         self.reading: VolumeReading | None = ROOMY  # before the first command
+        wants_proxy = profile.network is NetworkShape.PROXY_PORT
+        self.proxy_listener: int | None = PROXY_LISTENER if wants_proxy else None
         self.door: DoubleDoor | None = None
 
     async def assign(self, limits: ResourceLimits) -> None:
         await self.owner.call("assign")
         self.assigned.append(limits)
+
+    def give_up_proxy_port(self) -> None:
+        self.proxy_listener = None
 
     async def start(self, command: CommandSpec) -> DoubleCommand:
         await self.owner.call("start")

@@ -97,7 +97,7 @@ def test_it_says_when_it_is_ready_shows_life_and_stops_when_told(place: Place) -
         assert events[-1] == "Service stopped (SIGNALLED): 0 environments ended"
 
 
-@pytest.mark.parametrize("mechanism", ["gvisor", "microvm"])
+@pytest.mark.parametrize("mechanism", ["microvm"])
 def test_a_mechanism_that_is_not_built_is_refused_by_name(place: Place, mechanism: str) -> None:
     with ended(
         place.start(f'deployment_mode = "development"\nsandbox = "{mechanism}"\nauth_mode = "dev"')

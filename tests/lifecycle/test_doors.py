@@ -32,6 +32,7 @@ async def test_doors_that_were_passed_are_taken_over_and_the_others_made(tmp_pat
         await each.listener.aclose()
 
 
+@pytest.mark.case("API-05")
 async def test_our_own_doors_are_closed_to_strangers(tmp_path: Path) -> None:
     doors = open_doors({}, tmp_path)
     modes = {each: stat.S_IMODE(os.stat(tmp_path / f"{each}.sock").st_mode) for each in Door}
@@ -40,6 +41,7 @@ async def test_our_own_doors_are_closed_to_strangers(tmp_path: Path) -> None:
         await each.listener.aclose()
 
 
+@pytest.mark.case("API-05")
 async def test_a_dead_ones_socket_is_replaced_and_a_living_ones_is_not(tmp_path: Path) -> None:
     os.close(listening_fd(tmp_path / "worker.sock"))
     doors = open_doors({}, tmp_path)
@@ -49,6 +51,7 @@ async def test_a_dead_ones_socket_is_replaced_and_a_living_ones_is_not(tmp_path:
         await each.listener.aclose()
 
 
+@pytest.mark.case("API-05")
 def test_what_is_no_socket_is_not_removed(tmp_path: Path) -> None:
     (tmp_path / "worker.sock").write_text("precious")
     with pytest.raises(DoorUnavailable):

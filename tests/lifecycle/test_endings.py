@@ -57,6 +57,7 @@ async def test_destroy_is_proven_audited_and_idempotent(
         assert (event.commands_run, event.lifetime_ms, event.executing_ms) == (1, 4000, 3000)
 
 
+@pytest.mark.case("API-13")
 async def test_destroy_during_a_command_gives_its_partial_output_as_cancelled(
     tmp_path: Path, autojump_clock: MockClock
 ) -> None:
@@ -88,6 +89,7 @@ async def test_a_destroy_that_fails_is_repeated_in_the_background_and_not_raised
         assert attempts == [1, 2]
 
 
+@pytest.mark.case("LIF-10")
 async def test_what_cannot_be_destroyed_is_quarantined_with_an_alert_and_stays_visible(
     tmp_path: Path, autojump_clock: MockClock
 ) -> None:
@@ -245,6 +247,7 @@ async def test_a_steward_that_is_gone_is_environment_lost_and_ends_the_environme
         assert world.consistent_and_empty()
 
 
+@pytest.mark.case("API-11")
 async def test_a_command_that_is_refused_touches_nothing(
     tmp_path: Path, autojump_clock: MockClock
 ) -> None:

@@ -354,6 +354,7 @@ async def test_an_epoch_that_is_overtaken_while_it_is_built_is_stale(
 # --- ownership --------------------------------------------------------------------------------
 
 
+@pytest.mark.case("API-09")
 async def test_a_foreign_peer_is_told_the_same_as_for_an_id_that_never_was(
     tmp_path: Path, autojump_clock: MockClock
 ) -> None:
@@ -382,6 +383,7 @@ async def test_another_connection_of_the_same_uid_may_use_an_environment(
         assert (await world.run(handle, peer=ADMIN)).exit_code == 0
 
 
+@pytest.mark.case("API-09")
 async def test_a_handle_of_another_tenant_is_an_escape_and_ends_the_environment(
     tmp_path: Path, autojump_clock: MockClock
 ) -> None:

@@ -239,6 +239,7 @@ async def test_expiry_ends_the_command_with_expired(
         assert world.consistent_and_empty()
 
 
+@pytest.mark.case("LIF-13")
 async def test_shutdown_ends_the_command_with_service_shutdown(
     tmp_path: Path, autojump_clock: MockClock
 ) -> None:
@@ -290,6 +291,7 @@ async def test_a_tree_that_survives_the_kill_is_an_escape_and_ends_the_environme
         assert gone.value.code is RejectedCode.ENVIRONMENT_GONE
 
 
+@pytest.mark.case("API-13")
 async def test_a_second_command_on_a_busy_environment_is_refused(
     tmp_path: Path, autojump_clock: MockClock
 ) -> None:

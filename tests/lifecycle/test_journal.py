@@ -21,7 +21,7 @@ from sbxd.lifecycle.journal import (
 )
 from sbxd.port.ids import EnvironmentId, RunId, TenantId
 
-A, B = EnvironmentId("a" * 32), EnvironmentId("b" * 32)
+A, B, C = (EnvironmentId(digit * 32) for digit in "abc")
 
 
 def store_in(directory: Path, now: float = 0.0) -> JournalStore:
@@ -83,7 +83,10 @@ def test_the_highest_epoch_of_each_run_and_uid_decides(
     store.close()
 
 
-def test_epochs_are_forgotten_after_their_time_and_not_before(tmp_path: Path) -> None:
+def test_epochs_are_forgotten_after_their_time_and_not_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sbxd.lifecycle.journal.EPOCHS_KEPT", 1)
     store = store_in(tmp_path)
     store.intend(A, tenancy(5))
     store.close()
@@ -91,9 +94,39 @@ def test_epochs_are_forgotten_after_their_time_and_not_before(tmp_path: Path) ->
     with pytest.raises(EpochTooLow):
         kept.intend(B, tenancy(4))
     kept.close()
+    later = store_in(tmp_path, EPOCHS_KEPT_SECONDS + 1)
+    later.intend(B, tenancy(1, run="another"))
+    later.close()
     forgotten = store_in(tmp_path, EPOCHS_KEPT_SECONDS + 1)
-    forgotten.intend(B, tenancy(4))
+    forgotten.intend(C, tenancy(4))
     forgotten.close()
+
+
+def test_a_clock_that_is_set_forward_makes_no_outdated_epoch_acceptable(tmp_path: Path) -> None:
+    store = store_in(tmp_path)
+    store.intend(A, tenancy(5))
+    store.close()
+    jumped = store_in(tmp_path, 100 * EPOCHS_KEPT_SECONDS)
+    with pytest.raises(EpochTooLow):
+        jumped.intend(B, tenancy(4))
+    jumped.close()
+
+
+def test_epochs_are_pruned_while_the_daemon_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sbxd.lifecycle.journal._PRUNE_EVERY", 5)
+    monkeypatch.setattr("sbxd.lifecycle.journal.EPOCHS_KEPT", 3)
+    now = [0.0]
+    store = JournalStore(tmp_path, "boot", lambda: now[0])
+    for number in range(40):
+        now[0] += EPOCHS_KEPT_SECONDS
+        environment_id = EnvironmentId(f"{number:032x}")
+        store.intend(environment_id, tenancy(1, run=f"run-{number}"))
+        store.note(environment_id, JournalState.GONE)
+    (rows,) = store._connection.execute("SELECT count(*) FROM epochs").fetchone()
+    assert 3 <= rows <= 8
+    store.close()
 
 
 def test_a_quarantine_is_not_undone_by_a_later_note(tmp_path: Path) -> None:

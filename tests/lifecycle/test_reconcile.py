@@ -18,6 +18,7 @@ IN_BOTH, IN_JOURNAL, IN_KERNEL, OWNED, QUARANTINED = (
 )
 
 
+@pytest.mark.case("LIF-04")
 def test_everything_unowned_is_destroyed_and_what_has_no_id_is_quarantined() -> None:
     inventory = Inventory(
         "boot",

@@ -203,6 +203,7 @@ steps = st.lists(
     max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(steps, st.integers(0, 3))
+@pytest.mark.case("LIF-12")
 def test_no_slot_is_ever_handed_out_twice_and_nothing_is_left(
     tmp_path_factory: pytest.TempPathFactory, some: list[tuple[str, int, int]], failures: int
 ) -> None:

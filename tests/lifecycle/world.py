@@ -1,7 +1,7 @@
 """A whole lifecycle over the double: what a test of it starts with."""
 
 import itertools
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -17,13 +17,14 @@ from sbxd.lifecycle.budgets import Budgets
 from sbxd.lifecycle.commands import CommandRules
 from sbxd.lifecycle.environments import BridgeWorker, OutputSink, Peer, PeerRole
 from sbxd.lifecycle.journal import Durability, Journal, JournalStore, JournalUnwritable
+from sbxd.lifecycle.leases import LeaseAuthority, LeaseReaper
 from sbxd.lifecycle.local import LocalEnvironments
 from sbxd.lifecycle.provision import Provisioner
 from sbxd.lifecycle.reconcile import Reconciler
 from sbxd.lifecycle.registry import Clock, Registry, back_stop_seconds
 from sbxd.lifecycle.supervisor import Parts
 from sbxd.port.command import ExecutionCommand, ExecutionResult
-from sbxd.port.egress import DENY_ALL
+from sbxd.port.egress import DENY_ALL, EgressPolicy
 from sbxd.port.environment import BridgeEndpoint, EnvironmentHandle, EnvironmentSpec
 from sbxd.port.ids import EnvironmentId, RunId, TenantId
 from sbxd.port.limits import MIB, ResourceLimits
@@ -38,6 +39,7 @@ from sbxd.settings import (
     Settings,
 )
 from tests.lifecycle.double import Behaviour, MechanismDouble, Script
+from tests.lifecycle.egress_double import EgressDouble
 
 ResultT = TypeVar("ResultT")
 
@@ -78,6 +80,7 @@ def spec(
     run: str = "run",
     epoch: int = 1,
     limits: ResourceLimits = LIMITS,
+    egress: EgressPolicy = DENY_ALL,
     bridge: BridgeEndpoint | None = None,
 ) -> EnvironmentSpec:
     return EnvironmentSpec(
@@ -86,7 +89,7 @@ def spec(
         lease_epoch=epoch,
         image_digest=IMAGE,
         limits=limits,
-        egress=DENY_ALL,
+        egress=egress,
         environment={},
         bridge=bridge,
     )
@@ -156,6 +159,7 @@ class World:
     registry: Registry
     environments: LocalEnvironments
     reconciler: Reconciler
+    egress: EgressDouble
 
     async def run(
         self,
@@ -195,6 +199,7 @@ async def open_world(
     known_images: Callable[[], frozenset[str]] = lambda: frozenset({IMAGE}),
     fail_write_at: int | None = None,
     fail_emit_at: int | None = None,
+    authorities: Sequence[LeaseAuthority] = (),
 ) -> AsyncIterator[World]:
     mechanism = MechanismDouble(script)
     store = open_store(directory, fail_write_at)
@@ -212,19 +217,27 @@ async def open_world(
     clock = Clock(wall=lambda: NOW, new_id=lambda: EnvironmentId(f"{next(numbers):032x}"))
     registry = Registry(parts, settings, clock, known_images)
     reconciler = Reconciler(mechanism, journal, sink, budgets)
-    rules = CommandRules(settings, budgets, sink, on_command=registry.shares.wake)
+    egress = EgressDouble(mechanism)
+    rules = CommandRules(settings, budgets, sink, egress, on_command=registry.shares.wake)
     environments = LocalEnvironments(
         registry,
         Provisioner(registry, parts, settings, clock),
         rules,
         mechanism,
         reconciler,
+        LeaseReaper(
+            authorities=authorities,
+            handed_out=registry.handed_out,
+            end=registry.end_stale,
+            audit=sink,
+            interval_seconds=settings.leases.interval_seconds,
+        ),
         known_images,
     )
     try:
         async with trio.open_nursery() as nursery:
             await nursery.start(registry.run)
-            yield World(mechanism, store, sink, registry, environments, reconciler)
+            yield World(mechanism, store, sink, registry, environments, reconciler, egress)
             nursery.cancel_scope.cancel()
     finally:
         store.close()

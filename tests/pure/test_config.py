@@ -349,7 +349,7 @@ def test_the_example_of_the_documentation_starts() -> None:
 
 def test_the_documentation_has_every_key_and_its_default() -> None:
     rows = dict(
-        re.findall(r"^\| `([a-z_.]+)` \| ([^|]*) \|", DOCUMENTATION.read_text("utf-8"), re.M)
+        re.findall(r"^\| `([a-z0-9_.]+)` \| ([^|]*) \|", DOCUMENTATION.read_text("utf-8"), re.M)
     )
     assert rows == {key: shown(value) for key, value in flat(Settings())}
 

@@ -7,10 +7,14 @@ from hypothesis import strategies as st
 from sbxd.jail import frames
 from sbxd.jail.frames import (
     Exited,
+    Filter,
     Frame,
     FrameError,
+    Kill,
+    Limit,
     Park,
     Parked,
+    Quiet,
     Ready,
     Run,
     RunFailed,
@@ -30,6 +34,9 @@ legal_frames: st.SearchStrategy[Frame] = st.one_of(
     st.builds(Exited, numbers, signed),
     st.builds(RunFailed, numbers, signed, steps),
     st.just(Ready()),
+    st.builds(Kill, numbers),
+    st.builds(Quiet, numbers),
+    st.builds(Limit, numbers),
     st.builds(
         Run,
         numbers,
@@ -69,10 +76,19 @@ def test_a_frame_with_more_behind_it_is_refused(frame: Frame, more: bytes) -> No
         decode(encode(frame) + more)
 
 
-@given(st.integers(8, 255), st.binary(max_size=20))
+@given(st.integers(12, 255), st.binary(max_size=20))
 def test_an_unknown_verb_is_refused(verb: int, rest: bytes) -> None:
     with pytest.raises(FrameError):
         decode(bytes([verb]) + rest)
+
+
+@given(st.binary(min_size=8, max_size=64).filter(lambda program: len(program) % 8 == 0))
+def test_a_filter_survives_the_way_whole(program: bytes) -> None:
+    raw = encode(Filter(program))
+    assert decode(raw) == Filter(program)
+    for cut in (raw[:-1], raw + b"x", raw[:5]):
+        with pytest.raises(FrameError):
+            decode(cut)
 
 
 def test_no_argument_at_all_is_refused() -> None:

@@ -1,5 +1,8 @@
 """The launcher's order of things: what may happen in which state, and nothing else."""
 
+from unittest.mock import Mock
+
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -18,11 +21,14 @@ from sbxd.launcher.legality import (
     require_next_leaf,
     transition,
 )
+from sbxd.launcher.pool import Job, Lane
 from sbxd.launcher.requests import (
     Assign,
+    Boot,
     CgroupLimits,
     DropLeaf,
     ImageDrop,
+    Kernel,
     Leaf,
     Prepare,
     VolumeSize,
@@ -30,7 +36,14 @@ from sbxd.launcher.requests import (
 from sbxd.port.ids import EnvironmentId
 
 VERBS = frozenset(
-    {Trigger.PREPARE, Trigger.LEAF, Trigger.DROP_LEAF, Trigger.ASSIGN, Trigger.DESTROY}
+    {
+        Trigger.PREPARE,
+        Trigger.LEAF,
+        Trigger.BOOT,
+        Trigger.DROP_LEAF,
+        Trigger.ASSIGN,
+        Trigger.DESTROY,
+    }
 )
 LIMITS = CgroupLimits(cpu_millicores=1000, memory_bytes=64 << 20, pids_max=32)
 VOLUME = VolumeSize(workspace_bytes=16 << 20, inodes_max=1000)
@@ -38,7 +51,9 @@ ENVIRONMENT = EnvironmentId("0" * 31 + "1")
 DIGEST = "sha256:" + "a" * 64
 
 
-def prepare_request(environment_id: EnvironmentId = ENVIRONMENT) -> Prepare:
+def prepare_request(
+    environment_id: EnvironmentId = ENVIRONMENT, kernel: Kernel = Kernel.HOST
+) -> Prepare:
     return Prepare(
         ticket=1,
         environment_id=environment_id,
@@ -46,6 +61,7 @@ def prepare_request(environment_id: EnvironmentId = ENVIRONMENT) -> Prepare:
         volume=VOLUME,
         limits=LIMITS,
         back_stop_seconds=60,
+        kernel=kernel,
     )
 
 
@@ -202,6 +218,38 @@ def test_no_environment_is_prepared_while_its_image_is_dropped_or_unpacked() -> 
         with pytest.raises(Illegal):
             books.begin_prepare(prepare_request())
         assert not books.environments
+
+
+def boot_request(number: int = 2, memory_bytes: int = 64 << 20) -> Boot:
+    limits = msgspec.structs.replace(LIMITS, memory_bytes=memory_bytes)
+    return Boot(ticket=1, environment_id=ENVIRONMENT, number=number, limits=limits)
+
+
+def test_a_sentry_is_booted_only_where_one_was_prepared_and_in_order() -> None:
+    with pytest.raises(Illegal):
+        assigned_books().admit_boot(boot_request())
+    books = Books()
+    environment = books.begin_prepare(prepare_request(kernel=Kernel.SENTRY))
+    environment.move(Trigger.PREPARED)
+    with pytest.raises(Illegal):  # a slot has the one that it was made with
+        books.admit_boot(boot_request())
+    environment.move(Trigger.ASSIGN)
+    assert books.admit_boot(boot_request()) is environment
+    for wrong in (boot_request(number=3), boot_request(memory_bytes=65 << 20)):
+        with pytest.raises(Illegal):
+            books.admit_boot(wrong)
+    with pytest.raises(Illegal):  # a leaf without a Sentry runs nothing there
+        books.admit_leaf(Leaf(ticket=1, environment_id=ENVIRONMENT, number=2, limits=LIMITS))
+
+
+def test_one_sentry_is_booted_at_a_time() -> None:
+    books = Books()
+    environment = books.begin_prepare(prepare_request(kernel=Kernel.SENTRY))
+    environment.move(Trigger.PREPARED)
+    environment.move(Trigger.ASSIGN)
+    environment.boot = Job(Lane.BUILD, 1, 1.0, Mock(), Mock())
+    with pytest.raises(Illegal):
+        books.admit_boot(boot_request())
 
 
 def test_a_refused_verb_changes_nothing() -> None:

@@ -66,6 +66,7 @@ class Live:
         maximum_output_bytes: int = MIB,
         stdin: bytes | None = None,
         directory: str = ".",
+        network_enabled: bool = False,
     ) -> ExecutionResult:
         """Execute one command with generous defaults."""
         return await self.remote.execute(
@@ -76,6 +77,7 @@ class Live:
                 timeout_seconds=timeout_seconds,
                 stdin=stdin,
                 maximum_output_bytes=maximum_output_bytes,
+                network_enabled=network_enabled,
             ),
         )
 

@@ -165,6 +165,7 @@ async def test_a_path_longer_than_any_call_takes_is_counted_as_truncated() -> No
 
 
 @pytest.mark.case("RES-01")
+@pytest.mark.case("LIF-08")
 async def test_destroying_in_the_middle_of_a_fork_bomb_ends_it_and_answers_once() -> None:
     ends: list[object] = []
     async with live() as environment:

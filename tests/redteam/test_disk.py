@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.needs("daemon"), pytest.mark.gate("gate.sandbox.limits
 # A quota volume (xfs) holds any number of hard links and large attributes; a loop one (ext4) has
 # a limit of its own on both.
 QUOTA = pytest.mark.needs("daemon", "quota")
-LOOP = pytest.mark.needs("daemon", "lane-container")
+LOOP = pytest.mark.needs("daemon", "loop-volumes")
 VOLUMES = [pytest.param(None, marks=LOOP, id="loop"), pytest.param(None, marks=QUOTA, id="quota")]
 PROMPTLY_MS = 20_000
 

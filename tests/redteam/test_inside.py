@@ -112,6 +112,7 @@ async def test_no_other_process_can_be_seen_and_the_own_children_can() -> None:
 
 
 @pytest.mark.case("ESC-11")
+@pytest.mark.case("API-01")
 async def test_an_abstract_socket_of_the_host_is_not_reached() -> None:
     """The name is really bound on the host, and really answers there."""
     name = f"\0sbxd-test-{secrets.token_hex(8)}"

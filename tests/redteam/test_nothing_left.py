@@ -89,6 +89,7 @@ trio.run(main)
 """
 
 
+@pytest.mark.case("API-15", "LIF-02")
 async def test_a_killed_client_takes_its_command_and_environment_with_it() -> None:
     before = await wait_settled()
     client = await trio.lowlevel.open_process(
@@ -106,6 +107,7 @@ async def test_a_killed_client_takes_its_command_and_environment_with_it() -> No
 
 
 @pytest.mark.parametrize("unit", ["sbxd.service", "sbxd-launcher.service"])
+@pytest.mark.case("LIF-02")
 async def test_nothing_old_survives_the_death_of(unit: str) -> None:
     before = await wait_settled()
     image = await default_image()

@@ -25,8 +25,8 @@ from sbxd.service.listener import DoorListener, Service
 from sbxd.service.peer import PeerCredentials
 from sbxd.service.session import SessionContext
 from sbxd.settings import Settings
+from sbxd.wire.descriptions import ImageInfo
 from sbxd.wire.legality import Role
-from sbxd.wire.messages import ImageInfo
 
 LOG = logging.getLogger("tests.service")
 ROOT = PeerCredentials(pid=1, uid=0, gid=0, groups=frozenset({0}))

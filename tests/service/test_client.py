@@ -23,6 +23,7 @@ from tests.service.requests import SPECIFICATION
 # --- connecting -------------------------------------------------------------------------------
 
 
+@pytest.mark.case("API-14")
 def test_no_socket_is_unreachable_and_the_text_names_no_path(backend: str, path: str) -> None:
     async def main() -> None:
         async with connect(path):

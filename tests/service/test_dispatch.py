@@ -16,6 +16,7 @@ from sbxd.port.ids import EnvironmentId
 from sbxd.service.dispatch import StdinBudget
 from sbxd.settings import ImageSettings
 from sbxd.wire import messages as m
+from sbxd.wire.descriptions import EnvironmentInfo
 from tests.service.memory import memory_daemon
 from tests.service.raw import RawEnd, greeted_client
 from tests.service.requests import SCRIPT, SPECIFICATION, command, provisioned, specification
@@ -121,7 +122,7 @@ async def test_a_long_list_of_environments_arrives_in_pages(autojump_clock: Mock
             )
         infos = await daemon.environments.list()
 
-        async def listed() -> tuple[m.EnvironmentInfo, ...]:
+        async def listed() -> tuple[EnvironmentInfo, ...]:
             wide = tuple(b"y" * 5000 for _ in range(100))
             return tuple(msgspec.structs.replace(i, running_argv=wide) for i in infos) * 8
 

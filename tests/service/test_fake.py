@@ -19,9 +19,11 @@ from sbxd.fake.environment import (
 )
 from sbxd.fake.script import Invocation, Outcome, Script
 from sbxd.port.command import ExecutionCommand, KillReason
+from sbxd.port.egress import DENY_ALL, EgressDestination, EgressMode
 from sbxd.port.environment import EnvironmentSpec
 from sbxd.port.errors import ExecutionRejected, ExecutionUnavailable, RejectedCode
 from sbxd.port.limits import MIB
+from sbxd.settings import EgressSettings
 from tests.service.requests import SPECIFICATION, specification
 
 
@@ -172,3 +174,13 @@ def test_a_specification_is_checked_as_on_the_wire() -> None:
         assert caught.value.code is RejectedCode.PROTOCOL
 
     anyio.run(main)
+
+
+async def test_it_grants_what_its_settings_list() -> None:
+    assert await FakeExecutionEnvironment(Script()).network_grant() == DENY_ALL
+    listed = (EgressDestination(host="pypi.example.org", ports=(443,)),)
+    settings = msgspec.structs.replace(
+        FAKE_SETTINGS, egress=EgressSettings(mode=EgressMode.ALLOWLIST, destinations=listed)
+    )
+    grant = await FakeExecutionEnvironment(Script(), settings=settings).network_grant()
+    assert (grant.mode, grant.destinations) == (EgressMode.ALLOWLIST, listed)

@@ -56,6 +56,7 @@ async def refusals(daemon: MemoryDaemon) -> list[PeerRefusal]:
     return [event.reason for event in daemon.audit.of(PeerRefused)]
 
 
+@pytest.mark.case("API-02")
 async def test_a_uid_that_is_not_configured_is_refused_before_a_byte_is_read(
     autojump_clock: MockClock,
 ) -> None:
@@ -70,6 +71,7 @@ async def test_a_uid_that_is_not_configured_is_refused_before_a_byte_is_read(
         await greeted_client(await daemon.connect())
 
 
+@pytest.mark.case("API-04")
 async def test_a_refused_peer_is_recorded_with_what_the_kernel_said(
     autojump_clock: MockClock,
 ) -> None:
@@ -81,6 +83,7 @@ async def test_a_refused_peer_is_recorded_with_what_the_kernel_said(
         assert (event.door, event.peer_uid, event.peer_pid) == (Door.WORKER, 2000, 7)
 
 
+@pytest.mark.case("API-02")
 async def test_every_failed_authentication_reads_the_same_on_the_wire(
     autojump_clock: MockClock,
 ) -> None:
@@ -117,6 +120,7 @@ async def test_every_failed_authentication_reads_the_same_on_the_wire(
         await greeted_client(await daemon.connect(), credential=CREDENTIAL)
 
 
+@pytest.mark.case("API-06")
 async def test_a_uid_cannot_take_all_places_and_gets_one_back(autojump_clock: MockClock) -> None:
     settings = with_service(connections_per_peer_max=2, connections_max=3)
     async with memory_daemon(SCRIPT, settings=settings) as daemon:
@@ -194,6 +198,7 @@ async def test_a_stream_whose_peer_cannot_be_known_is_closed(autojump_clock: Moc
             nursery.cancel_scope.cancel()
 
 
+@pytest.mark.case("LIF-13")
 async def test_shutting_down_answers_what_runs_and_refuses_what_comes(
     autojump_clock: MockClock,
 ) -> None:

@@ -353,3 +353,25 @@ async def test_an_image_is_imported_listed_and_removed(tmp_path: Path) -> None:
     assert json.loads(as_json.stdout)[0]["label"] == "[red]\x1b[2J"
     assert removed.code == 0
     assert again.code == Exit.REJECTED
+
+
+# --- reap, reconcile, quarantine ---------------------------------------------------------------
+
+
+async def test_a_pass_of_the_reaper_says_what_it_found(tmp_path: Path) -> None:
+    async with socket_daemon(SCRIPT, tmp_path) as daemon:
+        ran = await daemon.sbxctl("reap")
+        as_json = await daemon.sbxctl("reap", "--json")
+    assert (ran.code, ran.stderr) == (0, "")
+    assert ran.stdout.startswith(b"0 environments asked about")
+    assert json.loads(as_json.stdout)["stale"] == []
+
+
+async def test_nothing_to_repair_is_said_so(tmp_path: Path) -> None:
+    async with socket_daemon(SCRIPT, tmp_path) as daemon:
+        reconciled = await daemon.sbxctl("reconcile")
+        listed = await daemon.sbxctl("quarantine", "ls")
+        cleared = await daemon.sbxctl("quarantine", "clear", "a" * 32)
+    assert (reconciled.code, reconciled.stdout) == (0, b"nothing to repair\n")
+    assert (listed.code, listed.stdout) == (0, b"nothing is quarantined\n")
+    assert cleared.code == Exit.REJECTED

@@ -70,6 +70,7 @@ async def test_a_peer_that_does_not_greet_in_time_is_closed(autojump_clock: Mock
         assert daemon.audit.of(PeerRefused)[0].reason is PeerRefusal.HELLO_TOO_LATE
 
 
+@pytest.mark.case("API-06")
 async def test_a_greeting_one_byte_a_second_is_closed_by_the_same_deadline(
     autojump_clock: MockClock,
 ) -> None:
@@ -102,6 +103,7 @@ async def test_a_greeting_one_byte_a_second_is_closed_by_the_same_deadline(
     ],
     ids=["empty", "huge", "above the cap", "http", "null"],
 )
+@pytest.mark.case("API-06")
 async def test_what_is_no_greeting_is_closed_with_a_reason(
     autojump_clock: MockClock, garbage: bytes
 ) -> None:
@@ -213,6 +215,7 @@ async def test_a_refusal_is_audited_and_an_unserved_request_too(
         assert rejected.environment_id == handle.environment_id
 
 
+@pytest.mark.case("API-09")
 async def test_another_uids_environment_is_as_one_that_never_was(
     autojump_clock: MockClock,
 ) -> None:
@@ -278,6 +281,7 @@ async def hang(*arguments: object, **keywords: object) -> EnvironmentHandle:
     raise AssertionError
 
 
+@pytest.mark.case("API-15")
 async def test_the_end_of_a_connection_cancels_its_requests_and_releases_its_environments(
     autojump_clock: MockClock,
 ) -> None:
@@ -394,6 +398,7 @@ async def test_a_peer_that_answers_no_ping_is_closed(autojump_clock: MockClock) 
         assert trio.current_time() == 2 * HEARTBEAT
 
 
+@pytest.mark.case("API-10")
 async def test_a_peer_that_never_reads_is_held_back_and_then_closed_while_others_are_served(
     autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:

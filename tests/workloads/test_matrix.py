@@ -17,6 +17,8 @@ from the rows.
 FOOT = """
 Two habits that help: keep build caches below the workspace (`/tmp` is memory, a quarter of the
 limit), and size thread pools from the CPU limit and not from the number of the host's processors.
+
+With the network, curl, pip, git, npm, requests and httpx work as they are: `docs/egress.md`.
 """
 
 

@@ -19,7 +19,7 @@ from contextlib import contextmanager, suppress
 from typing import NamedTuple
 
 from sbxd.launcher.kernel import hostpaths
-from sbxd.launcher.requests import CgroupLimits
+from sbxd.launcher.requests import CgroupLimits, Kernel
 from sbxd.port.limits import IoCeilings
 
 CONTROLLERS = ("cpu", "io", "memory", "pids")
@@ -52,6 +52,24 @@ def box_limits(limits: CgroupLimits) -> CgroupLimits:
         cpu_millicores=min(limits.cpu_millicores + HEADROOM.cpu_millicores, 1_024_000),
         memory_bytes=min(limits.memory_bytes + HEADROOM.memory_bytes, 2**50),
         pids_max=min(limits.pids_max + HEADROOM.pids, 4_194_304),
+    )
+
+
+# What a Sentry needs besides what the guest is promised: its own heap and page tables, the
+# gofer, and host threads (Go's, and stub processes that grow with the guest's).
+SENTRY_MEMORY_BYTES = 64 * 1024 * 1024
+SENTRY_THREADS = 256
+SENTRY_THREADS_PER_PROCESS = 4
+
+
+def kernel_limits(limits: CgroupLimits, kernel: Kernel) -> CgroupLimits:
+    """What the leaf of a command gets on the host, when the command is promised `limits`."""
+    if kernel is Kernel.HOST:
+        return limits
+    return CgroupLimits(
+        cpu_millicores=limits.cpu_millicores,
+        memory_bytes=min(limits.memory_bytes + SENTRY_MEMORY_BYTES, 2**50),
+        pids_max=min(SENTRY_THREADS + SENTRY_THREADS_PER_PROCESS * limits.pids_max, 4_194_304),
     )
 
 

@@ -39,6 +39,9 @@ APPARMOR_POLICY = "/etc/apparmor.d"
 LOOP_CONTROL = "/dev/loop-control"
 PROFILE_BYTES_MAX = 1024 * 1024
 SYSTEM_PATH = "/usr/sbin:/usr/bin:/sbin:/bin"
+RUNSC = "/usr/bin/runsc"
+GUEST_INIT = "sbx-guest-init"
+LIBRARY_DIRECTORY = "/usr/lib/sbxd"
 
 _ENVIRONMENT_ID = re.compile(ENVIRONMENT_ID_PATTERN)
 _SCOPE = re.compile(r"^sbx-([0-9a-f]{32})\.scope$")
@@ -191,6 +194,33 @@ def seccomp_profile(name: str) -> str:
         if os.path.isfile(path):
             return path
     raise FileNotFoundError(errno.ENOENT, "the syscall profile is not installed", name)
+
+
+def guest_init() -> str:
+    """The compiled process 1 of a sandbox with a kernel of its own: of the distribution's package,
+    of the installation's prefix, else of the checkout. Raises FileNotFoundError."""
+    checkout = os.path.dirname(os.path.dirname(os.path.abspath(sbxd.__file__)))
+    for directory in (LIBRARY_DIRECTORY, f"{sys.prefix}/lib/sbxd", f"{checkout}/build"):
+        path = f"{directory}/{GUEST_INIT}"
+        if os.path.isfile(path):
+            return path
+    raise FileNotFoundError(errno.ENOENT, "guest/init.c is not compiled (make guest)", GUEST_INIT)
+
+
+def open_trusted(path: str) -> int:
+    """Open a regular file that only root may change; the caller owns the descriptor.
+
+    Raises UntrustedDirectory, and OSError for what is no regular file.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    try:
+        _require_ours(descriptor)
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EINVAL, "a program of the launcher is not a regular file")
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor
 
 
 def operator_profiles() -> dict[str, bytes]:

@@ -50,6 +50,11 @@ def restrict(mount: int, attributes: int) -> None:
     _set_attributes(mount, _MountAttr(attributes, 0, syscalls.MS_PRIVATE, 0))
 
 
+def allow_exec(mount: int) -> None:
+    """Take NOEXEC from a detached mount."""
+    _set_attributes(mount, _MountAttr(0, syscalls.MOUNT_ATTR_NOEXEC, syscalls.MS_PRIVATE, 0))
+
+
 def id_map(mount: int, user_namespace: int) -> None:
     """Show the owners of the disk through this user namespace's map. Only once per mount.
 

@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterator
 
 from sbxd.jail import landlock, syscalls
 from sbxd.launcher.kernel import apparmor, cgroup, hostpaths, mounts, systemd, uids
-from sbxd.launcher.requests import ProbeItem
+from sbxd.launcher.kernel.runsc import Runsc
+from sbxd.launcher.requests import RUNSC_ITEM, ProbeItem
 
 SYSTEMD_MIN = 254  # OOMPolicy= and RuntimeMaxSec= of scopes, Delegate= as it is used here
 KERNEL_MIN = (5, 14)  # cgroup.kill
@@ -26,6 +27,18 @@ def run() -> Iterator[ProbeItem]:
         except OSError as problem:
             detail = problem.strerror or type(problem).__name__
             yield ProbeItem(name=name, state="missing", detail=f"cannot be used: {detail}")
+
+
+def of_runsc(runsc: Runsc | None) -> ProbeItem:
+    """gVisor's program: its version and digest, as the launcher found them when it started."""
+    if runsc is None:
+        return ProbeItem(
+            name=RUNSC_ITEM,
+            state="missing",
+            detail="runsc is not installed: the mechanism gvisor cannot be used",
+            fix="install the package runsc and restart sbxd-launcher",
+        )
+    return _ok(RUNSC_ITEM, f"version {runsc.version} sha256 {runsc.sha256}")
 
 
 def _ok(name: str, detail: str) -> ProbeItem:

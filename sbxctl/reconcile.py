@@ -1,0 +1,34 @@
+"""`sbxctl reconcile`: journal against kernel, now."""
+
+import click
+
+from sbxctl.exits import Exit
+from sbxctl.report import print_json, printable
+from sbxctl.session import run_verb
+from sbxd.client.admin import AdminClient
+
+
+@click.command("reconcile")
+@click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")
+@click.pass_obj
+def reconcile(socket: str, as_json: bool) -> None:
+    """Destroy what nobody owns; what cannot be proven gone is quarantined.
+
+    Exits with 246 when something is in the quarantine now.
+    """
+
+    async def verb(admin: AdminClient) -> int:
+        report = await admin.reconcile()
+        held = await admin.quarantine()
+        if as_json:
+            print_json({"destroyed": report.destroyed, "quarantined": [i.name for i in held]})
+        else:
+            for each in report.destroyed:
+                click.echo(f"{printable(each)} destroyed")
+            for item in held:
+                click.echo(f"{printable(item.name)} quarantined: {', '.join(item.kinds) or '-'}")
+            if not report.destroyed and not held:
+                click.echo("nothing to repair")
+        return Exit.HOST_DEGRADED if held else Exit.OK
+
+    run_verb(socket, verb)

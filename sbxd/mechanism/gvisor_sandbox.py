@@ -1,0 +1,318 @@
+"""One slot of the `gvisor` mechanism, from the daemon's side.
+
+How a command starts: process 1 of the sandbox listens already, so `start` is one frame with three
+pipes, and one answer. How it ends: process 1 kills what is left and proves it; a guest that does
+not do so within `PATIENCE_SECONDS` is killed whole, by its leaf.
+
+A Sentry that ended with a command (MEMORY, or a kill of the leaf) is replaced by a fresh one on the
+same volume before the next command: what was in /tmp and /dev/shm is then gone.
+
+Invariants: the leaf holds one Sentry and its gofer, and all that they run; killing the leaf and its
+proof of emptiness need nobody's help. A Sentry that ends while no command runs, or without a
+reason that the kernel counts, is a lost environment.
+"""
+
+import errno
+from dataclasses import replace
+
+import trio
+
+from sbxd.launcher.channel import close_all
+from sbxd.launcher.requests import (
+    BOOTED_DESCRIPTORS,
+    LEAF_DESCRIPTORS,
+    Boot,
+    Booted,
+    Died,
+    DropLeaf,
+)
+from sbxd.mechanism.bridge import SocketBridgeDoor
+from sbxd.mechanism.guest_client import GuestClient
+from sbxd.mechanism.leaf import Leaf
+from sbxd.mechanism.namespaces_sandbox import (
+    NamespacesSandbox,
+    run_frame,
+    socket_of,
+    start_failure,
+)
+from sbxd.mechanism.protocol import (
+    CommandExit,
+    CommandSpec,
+    Counters,
+    MechanismError,
+    RunningCommand,
+    SandboxLost,
+)
+from sbxd.mechanism.running import Streams
+from sbxd.port.limits import ResourceLimits
+
+# How long process 1 may take to kill a command's processes and to prove it.
+PATIENCE_SECONDS = 2.0
+
+
+class Sentry:
+    """One running guest kernel: its leaf, and process 1 within it."""
+
+    def __init__(
+        self, leaf: Leaf, init: GuestClient, sock: trio.socket.SocketType, owned: list[int]
+    ) -> None:
+        self.leaf = leaf
+        self.init = init
+        self.commands = 0  # that were started in it
+        self.killed = False  # by us
+        self._socket = sock
+        self._owned = owned
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether no further command can run in it."""
+        return self.killed or self.init.is_lost
+
+    def kill(self) -> None:
+        """Kill it with all that it runs."""
+        self.killed = True
+        self.leaf.kill()
+
+    def close(self) -> None:
+        """Release every descriptor. Idempotent."""
+        self.init.lose()
+        self._socket.close()
+        owned, self._owned = self._owned, []
+        close_all(owned)
+        self.leaf.close()
+
+
+class GvisorSandbox(NamespacesSandbox):
+    """Implements sbxd.mechanism.protocol.Sandbox."""
+
+    _sentry: Sentry | None = None
+    _boot_failure: MechanismError | None = None
+    _running: "GvisorCommand | None" = None
+    _number = 0
+
+    def _client_of(self, sock: trio.socket.SocketType) -> GuestClient:
+        return GuestClient(sock, self._guest_ended)
+
+    # --- the slot -----------------------------------------------------------------------------
+
+    async def begin(self) -> None:
+        """Start listening to the first Sentry. Raises MechanismError."""
+        self._booted = trio.Event()
+        self._tasks = await self._nursery.start(self._live)
+        leaf, self._first_leaf = self._first_leaf, None
+        assert leaf is not None
+        assert isinstance(self._init, GuestClient)
+        await self._take(Sentry(leaf, self._init, self._init_socket, []))
+
+    async def assign(self, limits: ResourceLimits) -> None:
+        """Give the slot to an environment. Raises MechanismError."""
+        await super().assign(limits)
+        if self._sentry is not None:
+            await self._sentry.init.limit(self._limits.pids_max)
+
+    async def _take(self, sentry: Sentry) -> None:
+        self._sentry = sentry
+        await sentry.init.limit(self._limits.pids_max)
+        self._booted.set()
+
+    def on_death(self, died: Died) -> None:
+        """The launcher reaped a Sentry, of which its channel tells too, or the steward."""
+        if died.process == "steward":
+            self._lose("steward")
+
+    def _guest_ended(self) -> None:
+        if self._running is None:
+            self._lose("init")
+
+    def release(self) -> None:
+        """End the tasks and close every descriptor but those of a running command. Idempotent."""
+        super().release()
+        if self._sentry is not None and self._running is None:
+            self._sentry.close()
+
+    def open_bridge(self, *, waiting_max: int) -> SocketBridgeDoor:
+        """There is none: a socket of the host's is not let into the guest. Raises
+        MechanismError."""
+        raise MechanismError("open the bridge", errno.EOPNOTSUPP)
+
+    # --- commands -----------------------------------------------------------------------------
+
+    async def start(self, command: CommandSpec) -> RunningCommand:
+        """Snapshot the workspace and start one command.
+
+        Raises CommandNotStarted, SandboxLost, WorkspaceChanged, MechanismError. Cancellation:
+        what was started is killed with its Sentry.
+        """
+        self._volume.check(await self._steward.snapshot())
+        sentry = await self._next_sentry()
+        self._number += 1
+        running = GvisorCommand(self, sentry, self._number, command.stdin)
+        self._running = running
+        started = False
+        try:
+            failure = await sentry.init.run(
+                run_frame(running.number, command), running.streams.theirs
+            )
+            running.streams.close_theirs()
+            if failure is not None:
+                raise start_failure(failure)
+            started = True
+            return running
+        finally:
+            if not started:
+                if sentry.init.is_lost or trio.current_effective_deadline() == float("-inf"):
+                    sentry.kill()
+                running.release()
+
+    async def _next_sentry(self) -> Sentry:
+        while self._sentry is None:
+            if self._released or self._boot_failure is not None:
+                raise SandboxLost("boot", 0, "no Sentry could be booted")
+            await self._booted.wait()
+        return self._sentry
+
+    def command_over(self, sentry: Sentry) -> None:
+        """Of the command nothing is left. A Sentry that ended with it is replaced."""
+        self._running = None
+        if self._released or self._client.is_lost or self._tasks is None:
+            sentry.close()
+        elif sentry.is_gone:
+            self._sentry = None
+            self._booted = trio.Event()
+            self._tasks.start_soon(self._replace, sentry)
+
+    async def _replace(self, ended: Sentry) -> None:
+        number = ended.leaf.number + 1
+        try:
+            ended.kill()
+            await ended.leaf.wait_empty()
+            with await self._client.request(
+                lambda ticket: DropLeaf(
+                    ticket=ticket,
+                    environment_id=self.environment_id,
+                    number=ended.leaf.number,
+                )
+            ):
+                pass
+            await self._boot(number)
+        except MechanismError as problem:
+            self._boot_failure = problem
+            self._booted.set()
+            self._lose("init")
+        finally:
+            ended.close()
+
+    async def _boot(self, number: int) -> None:
+        with await self._client.request(
+            lambda ticket: Boot(
+                ticket=ticket,
+                environment_id=self.environment_id,
+                number=number,
+                limits=self._limits,
+            )
+        ) as answer:
+            if not isinstance(answer.reply, Booted):
+                raise MechanismError("launcher", 0, "the launcher answered with another message")
+            if len(answer.descriptors) != len(BOOTED_DESCRIPTORS) + len(LEAF_DESCRIPTORS):
+                raise MechanismError("boot", 0, "the launcher sent another number of descriptors")
+            channel, pidfd, *rest = answer.take()
+        sock = socket_of(channel)
+        init = GuestClient(sock, self._guest_ended)
+        sentry = Sentry(Leaf(number, rest), init, sock, [pidfd])
+        assert self._tasks is not None
+        self._tasks.start_soon(init.read)
+        await self._take(sentry)
+
+
+class GvisorCommand:
+    """Implements sbxd.mechanism.protocol.RunningCommand."""
+
+    def __init__(self, sandbox: GvisorSandbox, sentry: Sentry, number: int, stdin: bytes) -> None:
+        self.number = number
+        self.streams = Streams()
+        self._sandbox = sandbox
+        self._sentry = sentry
+        self._stdin = stdin
+        self._is_first = sentry.commands == 0
+        sentry.commands += 1
+        self._before = sentry.leaf.counters()
+        sentry.init.expect(number)
+        self._watch = sentry.leaf.watch()
+        self._closed = False
+
+    async def receive_output(self, stream: str) -> bytes:
+        """Next bytes of "stdout" or "stderr"; b"" at end of file."""
+        return await self.streams.receive(stream)
+
+    async def send_stdin(self) -> None:
+        """Feed the command's standard input and close it."""
+        await self.streams.feed(self._stdin)
+
+    async def wait_exit(self) -> CommandExit:
+        """Until the main process ended; for ever when the kernel's counters tell why the Sentry
+        ended, since they are the evidence. Raises SandboxLost."""
+        try:
+            return await self._sentry.init.wait_exit(self.number)
+        except SandboxLost:
+            with trio.move_on_after(PATIENCE_SECONDS):
+                await self._sentry.leaf.wait_empty()
+            if not self.counters().oom_kill:
+                raise
+        await trio.sleep_forever()
+        raise AssertionError
+
+    async def wait_event(self) -> Counters:
+        """Until the leaf's counters may have changed; they are read before this returns."""
+        await self._watch.wait()
+        return self.counters()
+
+    def counters(self) -> Counters:
+        """What this command has added to the leaf's counters. None for what they cannot tell of
+        one command among several (the peak), or of the guest's processes (the host's threads)."""
+        now = self._sentry.leaf.counters()
+        return replace(
+            now,
+            oom_kill=_added(now.oom_kill, self._before.oom_kill),
+            oom_group_kill=_added(now.oom_group_kill, self._before.oom_group_kill),
+            cpu_usage_us=_added(now.cpu_usage_us, self._before.cpu_usage_us),
+            disk_written_bytes=_added(now.disk_written_bytes, self._before.disk_written_bytes),
+            memory_peak_bytes=now.memory_peak_bytes if self._is_first else None,
+            pids_max_events=None,
+            pids_peak=None,
+        )
+
+    def kill(self) -> None:
+        """Have every process of the command killed."""
+        if not self._sentry.init.kill_nowait(self.number):
+            self._sentry.kill()
+
+    async def wait_empty(self) -> None:
+        """Until nothing is left of the command: by process 1's word while it gives it in time,
+        else with the Sentry."""
+        with trio.move_on_after(PATIENCE_SECONDS):
+            try:
+                await self._sentry.init.wait_quiet(self.number)
+                return
+            except SandboxLost:
+                pass
+        self._sentry.kill()
+        await self._sentry.leaf.wait_empty()
+
+    async def aclose(self) -> None:
+        """Release the streams and the Sentry."""
+        self.release()
+        await trio.lowlevel.checkpoint()
+
+    def release(self) -> None:
+        """As `aclose`, at once. Idempotent."""
+        if self._closed:
+            return
+        self._closed = True
+        self._watch.close()
+        self.streams.close()
+        self._sentry.init.forget(self.number)
+        self._sandbox.command_over(self._sentry)
+
+
+def _added(now: int | None, before: int | None) -> int | None:
+    return None if now is None or before is None else now - before
