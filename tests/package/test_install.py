@@ -17,6 +17,7 @@ pytestmark = pytest.mark.needs("lab")
 IMAGE = "/var/cache/sbxd-lab/image.tar"
 EXAMPLE = "/usr/share/doc/sbxd/examples/development.toml"
 CREDENTIAL = "/etc/sbxd/service-credential"
+TIMERS = ("sbxd-worker-artifacts.timer", "sbxd-reap.timer")
 SOCKETS = ("sbxd.socket", "sbxd-admin.socket", "sbxd-launcher.socket")
 PROFILES = "/sys/kernel/security/apparmor/profiles"
 HUNGRY = ("python3", "-c", "x = bytearray(1 << 28)")
@@ -96,6 +97,7 @@ def _use(host: Host, told: Story) -> None:
 
 def _upgrade(host: Host, told: Story, package: str) -> None:
     host.run("systemctl", "disable", "sbxd.socket").ok()
+    host.run("systemctl", "enable", "--now", "sbxd-worker-artifacts.timer").ok()
     host.run(
         *("systemd-run", "--unit=sleeper", "--property=StandardOutput=file:/tmp/sleeper"),
         *("--uid=alice", "sbxctl", "run", "--", "python3", "-u", "-c", SLEEPER),
@@ -112,6 +114,7 @@ def _upgrade(host: Host, told: Story, package: str) -> None:
     told.done["version"] = host.run("dpkg-query", "-W", "-f=${Version}", "sbxd")
     told.done["credential after"] = host.run("cat", CREDENTIAL)
     told.done["configuration after"] = host.run("cat", "/etc/sbxd/config.toml")
+    told.done["timers after"] = host.run("systemctl", "is-active", *TIMERS)
     told.done["disabled after"] = host.run("systemctl", "is-enabled", "sbxd.socket")
     host.run("systemctl", "enable", "--now", "sbxd.socket").ok()
     told.done["run after"] = host.as_user(
@@ -203,6 +206,7 @@ def test_an_upgrade_keeps_what_the_operator_set(story: Story, packages: Packages
     assert story.done["credential after"].ok() == story.done["the credential itself"].ok()
     assert 'sandbox = "namespaces"' in story.done["configuration after"].ok()
     assert story.done["disabled after"].out.strip() == "disabled"
+    assert story.done["timers after"].out.split() == ["active", "inactive"]
     assert story.done["run after"].ok() == "2\n"
     story.done["over itself"].ok()
 
