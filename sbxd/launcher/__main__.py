@@ -44,7 +44,7 @@ def main() -> None:
         ):
             os.close(hostpaths.private_directory(directory))
         programs = filters.load()
-        gvisor = runsc.find(arguments.runsc)
+        gvisor = _runsc(arguments.runsc)
     except (OSError, filters.FiltersUnavailable) as problem:
         sys.exit(f"sbxd-launcher: {problem}")
     if gvisor is not None:
@@ -66,6 +66,15 @@ def main() -> None:
     gc.collect()
     gc.freeze()
     launcher.run()
+
+
+def _runsc(path: str) -> runsc.Runsc | None:
+    """gVisor's program; without one that runs, the other mechanisms can be used and this cannot."""
+    try:
+        return runsc.find(path)
+    except runsc.DoesNotRun as problem:
+        print(f"{path}: {problem.strerror}: no gvisor here", file=sys.stderr, flush=True)
+        return None
 
 
 def _arguments() -> argparse.Namespace:

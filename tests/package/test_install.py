@@ -65,7 +65,8 @@ def _install(host: Host, told: Story, package: str) -> None:
     told.done["the credential itself"] = host.run("cat", CREDENTIAL)
     told.done["verify"] = host.shell("cd /; dpkg --verify sbxd")
     told.done["doctor, as installed"] = host.run("sbxctl", "doctor")
-    told.done["why"] = host.run("journalctl", "--no-pager", "-o", "cat", "-u", "sbxd.service")
+    host.run("sbxctl", "image", "import", IMAGE).ok()
+    told.done["run, as installed"] = host.run("sbxctl", "run", "--", "true")
     told.done["catalog"] = host.run("journalctl", "--list-catalog")
     told.done["configure again"] = host.run("/var/lib/dpkg/info/sbxd.postinst", "configure", "")
 
@@ -160,11 +161,13 @@ def test_every_file_is_as_it_was_packed(story: Story) -> None:
     assert story.done["verify"].ok() == ""
 
 
-def test_as_installed_it_refuses_to_run_unsafely_here_and_says_why(story: Story) -> None:
-    """This lane enforces no limit, so a production host it cannot be."""
+def test_as_installed_it_is_for_production_and_refuses_a_host_without_limits(story: Story) -> None:
     assert story.done["doctor, as installed"].status == 246
-    assert "no answer" in story.done["doctor, as installed"].out
-    assert "refusing to start" in story.done["why"].out
+    assert "mechanism gvisor, production" in story.done["doctor, as installed"].out
+    assert re.search(r"ok +runsc +version", story.done["doctor, as installed"].out)
+    refused = story.done["run, as installed"]
+    assert (refused.status, refused.out) == (241, "")
+    assert "memory" in refused.err
 
 
 def test_the_journal_knows_the_catalog(story: Story) -> None:

@@ -35,8 +35,8 @@ def of_runsc(runsc: Runsc | None) -> ProbeItem:
         return ProbeItem(
             name=RUNSC_ITEM,
             state="missing",
-            detail="runsc is not installed: the mechanism gvisor cannot be used",
-            fix="install the package runsc and restart sbxd-launcher",
+            detail="runsc is not installed or does not run: the mechanism gvisor cannot be used",
+            fix="install the package runsc and restart sbxd-launcher; journalctl -u sbxd-launcher",
         )
     return _ok(RUNSC_ITEM, f"version {runsc.version} sha256 {runsc.sha256}")
 

@@ -92,10 +92,14 @@ class Runsc:
     identity: tuple[int, ...]
 
 
+class DoesNotRun(OSError):
+    """The program is there, and this kernel or processor is none that it runs on."""
+
+
 def find(path: str) -> Runsc | None:
     """The program at this path, hashed and asked for its version; None when there is none.
 
-    Raises OSError when it is not root's alone or does not run.
+    Raises OSError when it is not root's alone, DoesNotRun when it does not run here.
     """
     try:
         descriptor = hostpaths.open_trusted(path)
@@ -118,7 +122,7 @@ def find(path: str) -> Runsc | None:
             timeout=VERSION_SECONDS,
         ).stdout
     except subprocess.SubprocessError:
-        raise OSError(errno.ENOEXEC, "runsc does not tell its version") from None
+        raise DoesNotRun(errno.ENOEXEC, "runsc does not tell its version") from None
     version = answer.decode("ascii", "replace").partition("\n")[0].rpartition(" ")[2][:64]
     return Runsc(path, digest.hexdigest(), version, identity)
 
