@@ -107,6 +107,19 @@ def test_the_program_is_hashed_and_asked_for_its_version(program: Path) -> None:
     os.close(runsc.open_program(found, found.sha256))
 
 
+def test_a_program_that_does_not_run_here_is_told_apart_from_one_that_is_not_trusted(
+    program: Path,
+) -> None:
+    """The launcher goes on without gVisor after the one, and not after the other."""
+    program.write_text("#!/bin/sh\nexit 2\n")
+    with pytest.raises(runsc.DoesNotRun):
+        runsc.find(str(program))
+    program.chmod(0o777)
+    with pytest.raises(OSError, match="root's alone") as refused:
+        runsc.find(str(program))
+    assert not isinstance(refused.value, runsc.DoesNotRun)
+
+
 def test_another_digest_than_the_configured_one_is_refused(program: Path) -> None:
     with pytest.raises(PermissionError):
         runsc.open_program(runsc.find(str(program)), "0" * 64)
