@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test lint lab-shell bench clean venv guest
+.PHONY: demo test lint lab-shell bench packages clean venv guest
 
 venv: $(STAMP)
 
@@ -32,6 +32,9 @@ lab-shell:
 
 bench: $(STAMP)
 	tests/lab/run --lane container -- python3 -m tests.bench
+
+packages: $(STAMP)
+	$(VENV)/bin/python packaging/deb/build
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache

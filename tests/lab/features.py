@@ -25,6 +25,7 @@ class Feature(StrEnum):
     IMAGE = "image"  # a root file system for sandboxes, as a tar
     IMAGE_WORKLOADS = "image-workloads"  # a larger one: compilers, runtimes, numpy
     IO = "io"  # the io controller, and a disk below /var/lib/sbxd that it knows
+    LAB = "lab"  # lanes can be booted from here: for tests that boot one of their own
     LANDLOCK = "landlock"
     LIMITS = "limits"  # the cpu, memory and pids controllers
     LOOP = "loop"  # loop devices
@@ -63,7 +64,7 @@ _EVERYWHERE = frozenset(
     }
 )
 OFFERED: dict[LaneKind, frozenset[Feature]] = {
-    LaneKind.HOST: frozenset(),
+    LaneKind.HOST: frozenset({Feature.LAB}),
     LaneKind.CONTAINER: _EVERYWHERE
     | {
         Feature.GVISOR,

@@ -21,6 +21,7 @@ _FILES = Path(__file__).with_name("files")
 _CONFIGURATION = Path(__file__).with_name("configuration")
 _ENVIRONMENT = Path("opt/sbxd")
 _UNITS = Path("usr/lib/systemd/system")
+SHIPPED = REPOSITORY / "packaging" / "files.toml"
 
 SOCKETS = ("sbxd.socket", "sbxd-admin.socket", "sbxd-launcher.socket")
 
@@ -71,13 +72,20 @@ class Furnishing:
     lane: str
     channel: str
     daemon: bool
+    bare: bool
 
 
 def furnish(root: Path, what: Furnishing) -> None:
-    """Install the project into `root` as its package would, and the lab's own few files."""
+    """Install the project into `root` as its package would, and the lab's own few files.
+
+    A bare lane gets the lab's files alone: it is for the package itself.
+    """
     shutil.copytree(_FILES, root, dirs_exist_ok=True)
-    _install_shipped(root)
-    _link_source(root)
+    if what.bare:
+        shutil.rmtree(root / "etc/sbxd")
+    else:
+        _install_shipped(root)
+        _link_source(root)
     wanted = [f"sockets.target.wants/{name}" for name in SOCKETS] if what.daemon else []
     wanted.append("multi-user.target.wants/sbxd-lab-agent.service")
     system = root / "etc/systemd/system"
@@ -95,6 +103,8 @@ def furnish(root: Path, what: Furnishing) -> None:
         f"SBXD_LANE={what.lane}\nSBXD_LAB_CHANNEL={what.channel}\n"
     )
     (root / "var/log/journal").mkdir(parents=True, exist_ok=True)
+    if what.bare:
+        return
     (root / "etc/sbxd/service-credential").chmod(0o600)
     shutil.copy(_CONFIGURATION / f"{what.lane}.toml", root / "etc/sbxd/config.toml")
     kernel.run(
@@ -110,15 +120,12 @@ def furnish(root: Path, what: Furnishing) -> None:
 
 
 def _install_shipped(root: Path) -> None:
-    for source, target, pattern in (
-        ("units", _UNITS, "*.*"),
-        ("packaging/sysusers.d", Path("usr/lib/sysusers.d"), "*.conf"),
-        ("packaging/tmpfiles.d", Path("usr/lib/tmpfiles.d"), "*.conf"),
-        ("apparmor", Path("etc/apparmor.d"), "*"),
-    ):
-        for file in sorted((REPOSITORY / source).glob(pattern)):
-            if file.is_file():
-                shutil.copy(file, root / target / file.name)
+    """What the package lays on a host, from the list that it is made from."""
+    for row in tomllib.loads(SHIPPED.read_text())["host"]:
+        folder = root / row["to"].lstrip("/")
+        folder.mkdir(parents=True, exist_ok=True)
+        for file in sorted(REPOSITORY.glob(row["from"])):
+            shutil.copy(file, folder / file.name)
 
 
 def _be_patient(root: Path) -> None:

@@ -49,6 +49,7 @@ class Order:
     qemu: str
     state: str
     daemon: bool
+    bare: bool
     writable: bool
 
     def encode(self) -> bytes:
@@ -118,7 +119,7 @@ def _keep(order: Order, folder: Path, group: Path, status_fd: int, tether_fd: in
     kernel.private_mounts()
     root = _assemble(order, folder)
     console = os.open(folder / "console.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC)
-    furnish(root, Furnishing(order.lane, boot.CHANNELS[order.lane], order.daemon))
+    furnish(root, Furnishing(order.lane, boot.CHANNELS[order.lane], order.daemon, order.bare))
     state = Path(order.state) if order.state else None
     match order.lane:
         case "container" | "gvisor":

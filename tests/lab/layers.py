@@ -1,4 +1,4 @@
-"""Builds the cached layers that every lane is made of.
+"""Builds the cached layers that every lane is made of, and the libraries of the Debian package.
 
 `root` (Debian with systemd), `environment` (the project's dependencies in /opt/sbxd, as a layer
 over the root), `uml` (kernel and modules), `qemu` (emulator and kernel), `image` (a tar for
@@ -42,6 +42,7 @@ _ENVIRONMENT_RECIPE = 2
 _UML_RECIPE = 1
 _QEMU_RECIPE = 1
 _IMAGE_RECIPE = 1
+_LIBRARIES_RECIPE = 1
 
 # A build's processes end with the one that waits for them, and so do its mounts.
 _APART = (
@@ -75,7 +76,7 @@ def obtain(lane: str, say: Say) -> Layers:
         environment = cache.obtain(
             "environment",
             [_ENVIRONMENT_RECIPE, root_recipe, requirements],
-            lambda target: _build_environment(target, root, requirements),
+            lambda target: _build_over(target, root, _environment_script(requirements)),
             say,
         )
         image = _obtain_image("image", IMAGE_PACKAGES, say)
@@ -94,6 +95,53 @@ def obtain(lane: str, say: Say) -> Layers:
 def _obtain_image(name: str, packages: tuple[str, ...], say: Say) -> Path:
     recipe = [_IMAGE_RECIPE, SUITE, packages, IMAGE_EXCLUDED]
     return cache.obtain(name, recipe, lambda target: _build_image(target, packages), say)
+
+
+def package_parts(wanted: Path, builders: Path, guest: Path, place: Path, say: Say) -> Path:
+    """What of the Debian package is compiled or fetched, made in a clean root of its Debian.
+
+    Args:
+        wanted: requirements, each with the digests of its files.
+        builders: the same for what compiles those that are to be compiled.
+        guest: the folder with the source of a gVisor sandbox's process 1, and its `build.sh`.
+        place: where the package has all of this.
+
+    Returns: `place` as it was made: `python`, plain modules as `pip install --target` lays them,
+    and `sbx-guest-init`.
+    """
+    require_root()
+    require_tools()
+    root_recipe = [_ROOT_RECIPE, SUITE, ROOT_PACKAGES]
+    sources = {
+        "w": wanted,
+        "b": builders,
+        "build.sh": guest / "build.sh",
+        "init.c": guest / "init.c",
+    }
+    modules = shlex.quote(str(place / "python"))
+    # Without debugging information nothing of the folder that they are compiled in is left.
+    script = (
+        *(f"cat >/tmp/{n} <<'END-OF-FILE'\n{p.read_text()}END-OF-FILE" for n, p in sources.items()),
+        "python3 -m venv /tmp/build",
+        'export PATH="/tmp/build/bin:$PATH" CFLAGS="-g0 -O2" LDFLAGS="-s" PYTHONHASHSEED=0',
+        "pip install --quiet --no-cache-dir --no-deps --require-hashes -r /tmp/b",
+        "pip install --quiet --no-cache-dir --no-deps --require-hashes -r /tmp/w "
+        f"--no-build-isolation --no-compile --target {modules}",
+        f"PYTHONDONTWRITEBYTECODE=1 PYTHONPATH={modules} pip check",
+        f"find {modules} -name '*.so' -exec strip --strip-unneeded '{{}}' +",
+        f"sh /tmp/build.sh {shlex.quote(str(place / 'sbx-guest-init'))}",
+    )
+    try:
+        root = cache.obtain("root", root_recipe, _build_root, say)
+        layer = cache.obtain(
+            "package",
+            [_LIBRARIES_RECIPE, root_recipe, script],
+            lambda target: _build_over(target, root, script),
+            say,
+        )
+    except OSError as error:
+        raise LabError(f"the package's parts could not be built: {error}") from error
+    return layer / place.relative_to("/")
 
 
 def project_requirements() -> list[str]:
@@ -158,8 +206,17 @@ def _build_qemu(target: Path) -> None:
     qemu.build(whole, target)
 
 
-def _build_environment(target: Path, root: Path, requirements: list[str]) -> None:
-    """Fill `target` as an overlay's upper layer over `root`; in a child, for its mounts."""
+def _environment_script(requirements: list[str]) -> tuple[str, ...]:
+    wanted = " ".join(shlex.quote(requirement) for requirement in requirements)
+    return (
+        "python3 -m venv /opt/sbxd",
+        f"/opt/sbxd/bin/pip install --quiet --no-cache-dir {wanted}",
+    )
+
+
+def _build_over(target: Path, root: Path, script: tuple[str, ...]) -> None:
+    """Fill `target` as an overlay's upper layer over `root` by a script that may use pip; in a
+    child, for its mounts."""
     target.mkdir(parents=True)
     child = os.fork()
     if child == 0:
@@ -167,17 +224,17 @@ def _build_environment(target: Path, root: Path, requirements: list[str]) -> Non
         try:
             kernel.die_with_parent()
             kernel.private_mounts()
-            _install_environment(target, root, requirements)
+            _run_over(target, root, script)
             status = 0
         except OSError as error:
             os.write(2, f"{error}\n".encode())
         finally:
             os._exit(status)
     if os.waitpid(child, 0)[1] != 0:
-        raise OSError("the project's dependencies could not be installed (see above)")
+        raise OSError("the libraries could not be installed (see above)")
 
 
-def _install_environment(target: Path, root: Path, requirements: list[str]) -> None:
+def _run_over(target: Path, root: Path, script: tuple[str, ...]) -> None:
     # An upper layer cannot be on another file system than its work folder. The mount point is an
     # empty folder that is removed with rmdir alone: a recursive removal would follow the mounts.
     work = target.with_name(target.name + "-work")
@@ -186,7 +243,7 @@ def _install_environment(target: Path, root: Path, requirements: list[str]) -> N
     try:
         kernel.overlay([root], target, work, merged)
         try:
-            _install_in(merged, requirements)
+            _run_in(merged, script)
         finally:
             kernel.run("umount", "--recursive", str(merged))
     finally:
@@ -194,7 +251,7 @@ def _install_environment(target: Path, root: Path, requirements: list[str]) -> N
     shutil.rmtree(work)
 
 
-def _install_in(merged: Path, requirements: list[str]) -> None:
+def _run_in(merged: Path, commands: tuple[str, ...]) -> None:
     for folder in ("tmp", "mnt"):
         kernel.mount("tmpfs", merged / folder, kind="tmpfs")
     kernel.mount("proc", merged / "proc", kind="proc")
@@ -205,14 +262,12 @@ def _install_in(merged: Path, requirements: list[str]) -> None:
         if Path(file).exists():
             kernel.bind(file, merged / file.lstrip("/"), "ro")
     lines = [f"export {name}={shlex.quote(value)}" for name, value in _pip_settings(merged)]
-    wanted = " ".join(shlex.quote(requirement) for requirement in requirements)
     script = "\n".join(
         (
             "set -e",
             "export PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/tmp LANG=C.UTF-8",
             *lines,
-            "python3 -m venv /opt/sbxd",
-            f"/opt/sbxd/bin/pip install --quiet --no-cache-dir {wanted}",
+            *commands,
         )
     )
     environment = {"PATH": os.environ["PATH"]}

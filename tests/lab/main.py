@@ -61,6 +61,7 @@ def _parser() -> argparse.ArgumentParser:
         help="how long a lane's tests may take (with --tests)",
     )
     parser.add_argument("--no-daemon", action="store_true", help="do not enable sbxd's sockets")
+    parser.add_argument("--bare", action="store_true", help="without the project, for its package")
     parser.add_argument("--writable", action="store_true", help="/src may be written in the lane")
     parser.add_argument("command", nargs=argparse.REMAINDER, help="command, or pytest's arguments")
     return parser
@@ -99,6 +100,7 @@ def _main(argv: list[str]) -> int:
         lane=arguments.lane,
         daemon=not arguments.no_daemon,
         writable=arguments.writable,
+        bare=arguments.bare,
     )
     up = session.find(arguments.keep) if arguments.keep else None
     if up and up.lane != wish.lane:

@@ -34,17 +34,19 @@ class Wish:
 
     lane: str
     daemon: bool = True
+    bare: bool = False  # without the project; never with the daemon
     writable: bool = False
     empty: bool = False  # an empty disk, even where a filled one is cached
 
 
 @dataclass
 class Lane:
-    """A booted lane. `release` is the tether of one that is not kept."""
+    """A booted lane. One that is not kept has a tether, and a keeper that is a child of ours."""
 
     name: str
     lane: str
     tether: int | None = None
+    keeper: "subprocess.Popen[bytes] | None" = None
 
     def connect(self) -> socket.socket:
         here = os.open(LANES / self.name, os.O_PATH | os.O_DIRECTORY)
@@ -92,6 +94,9 @@ class Lane:
             os.close(self.tether)
             self.tether = None
             wait_until_gone(self.name)
+        if self.keeper is not None:
+            self.keeper.wait()
+            self.keeper = None
 
     def stop(self) -> None:
         """End the lane, kept or not."""
@@ -124,7 +129,7 @@ def start(wish: Wish, name: str | None, say: Say) -> Lane:
         raise LabError("a lane's name is of small letters, digits and dashes, at most 32")
     built = layers.obtain(wish.lane, say)
     filled = None
-    if wish.lane in ("uml", "qemu") and wish.daemon and not wish.empty:
+    if wish.lane in ("uml", "qemu") and wish.daemon and not (wish.empty or wish.bare):
         filled = state.obtain(built.image, lambda line, then: _on_empty_disk(line, then, say), say)
     sweep()
     kept = name is not None
@@ -140,14 +145,15 @@ def start(wish: Wish, name: str | None, say: Say) -> Lane:
         uml=str(built.uml or ""),
         qemu=str(built.qemu or ""),
         state=str(filled or ""),
-        daemon=wish.daemon,
+        daemon=wish.daemon and not wish.bare,
+        bare=wish.bare,
         writable=wish.writable,
     )
     (LANES / name / "lane").write_text(wish.lane)
     begun = time.monotonic()
-    tether = _start_keeper(order, kept=kept)
+    tether, keeper_process = _start_keeper(order, kept=kept)
     say(f"lane {wish.lane} is up after {time.monotonic() - begun:.1f} s")
-    return Lane(name=name, lane=wish.lane, tether=tether)
+    return Lane(name, wish.lane, tether, keeper_process)
 
 
 def _on_empty_disk(line: str, then: Callable[[str], None], say: Say) -> None:
@@ -161,7 +167,9 @@ def _on_empty_disk(line: str, then: Callable[[str], None], say: Say) -> None:
         lane.release()
 
 
-def _start_keeper(order: keeper.Order, *, kept: bool) -> int | None:
+def _start_keeper(
+    order: keeper.Order, *, kept: bool
+) -> "tuple[int | None, subprocess.Popen[bytes] | None]":
     order_read, order_write = os.pipe()
     status_read, status_write = os.pipe()
     tether_read, tether_write = os.pipe()
@@ -200,8 +208,8 @@ def _start_keeper(order: keeper.Order, *, kept: bool) -> int | None:
         raise LabError(f"the lane {order.lane} could not be set up: {why}")
     if kept:
         os.close(tether_write)
-        return None
-    return tether_write
+        return None, None
+    return tether_write, process
 
 
 def find(name: str) -> Lane | None:

@@ -1,0 +1,32 @@
+"""One build of the package for all tests, and a later one of the same tree."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.package import building
+
+# Any two moments; the second build is an upgrade of the first.
+EARLIER, LATER = 1_790_000_000, 1_790_000_060
+
+
+@dataclass(frozen=True)
+class Packages:
+    first: Path
+    again: Path
+    later: Path
+    tree: Path
+
+
+@pytest.fixture(scope="session")
+def packages(tmp_path_factory: pytest.TempPathFactory) -> Packages:
+    """Built where no trace of an earlier build is; `tree` is what the first one holds."""
+    folder = tmp_path_factory.mktemp("package")
+    first = building.build(folder / "first", EARLIER)
+    return Packages(
+        first=first,
+        again=building.build(folder / "again", EARLIER),
+        later=building.build(folder / "later", LATER),
+        tree=building.extract(first, folder / "tree"),
+    )
