@@ -38,7 +38,10 @@ DIGEST = "sha256:" + "a" * 64
 
 REPOSITORY = Path(__file__).parents[2]
 SHIPPED = sorted(
-    path for folder in ("packaging", "tests/lab") for path in (REPOSITORY / folder).rglob("*.toml")
+    path
+    for folder in ("packaging", "tests/lab")
+    for path in (REPOSITORY / folder).rglob("*.toml")
+    if path.name != "files.toml"  # the package's list of files
 )
 DOCUMENTATION = REPOSITORY / "docs" / "configuration.md"
 
