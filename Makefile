@@ -10,7 +10,7 @@ venv: $(STAMP)
 $(STAMP): pyproject.toml packaging/prerequisites
 	packaging/prerequisites
 	$(PYTHON) -m venv $(VENV)
-	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -e '.[daemon,cli,artifacts,postgres,httpx,mcp,test]'
+	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -e '.[daemon,cli,artifacts,postgres,httpx,mcp,openai-agents,test]'
 	touch $@
 
 demo: $(STAMP)
