@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 
 venv: $(STAMP)
 
-$(STAMP): pyproject.toml packaging/prerequisites
+$(STAMP): Makefile pyproject.toml packaging/prerequisites
 	packaging/prerequisites
 	$(PYTHON) -m venv $(VENV)
 	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -e '.[daemon,cli,artifacts,postgres,httpx,mcp,openai-agents,test]'
