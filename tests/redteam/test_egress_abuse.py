@@ -261,7 +261,9 @@ async def test_a_spent_budget_ends_the_environment_by_its_connections(internet: 
         # Output that was on its way when the budget was overrun is cut, as everything after it.
         assert result.stdout.count(b"403") <= 3
         reasons = Counter(reason for _, _, reason in one.decisions())
-        assert reasons == {"host_not_listed": 3, "budget_exhausted": 1}
+        # A program may ask more than once before the end of its environment reaches it.
+        assert reasons.pop("budget_exhausted") >= 1
+        assert reasons == {"host_not_listed": 3}
         with pytest.raises(BudgetExhausted):
             await one.run("true")
         (event,) = one.recorded("BudgetWasExhausted")
