@@ -38,6 +38,18 @@ OTHERWISE = {
     "[processes]": "process 1 shows",
 }
 
+# What a sandbox on gVisor does not have yet: asking for it is refused (a list of destinations at
+# the daemon's start, a bridge with the command).
+LACKING = {
+    "test_bridge.py": "no bridge",
+    "test_egress_abuse.py": "no network",
+    "test_egress_allowlisted.py": "no network",
+    "test_egress_conformance.py": "no network",
+    "test_egress_learn.py": "no network",
+    "test_egress_operator.py": "no network",
+    "test_network_denied.py": "no network to deny; that nothing is reached is in test_inside_network",
+}
+
 
 def is_otherwise(name: str) -> bool:
     function, bracket, parameter = name.partition("[")
@@ -48,7 +60,7 @@ def is_otherwise(name: str) -> bool:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     here = OFFERED[LaneKind.GVISOR]
     for item in items:
-        if "tests/redteam/" not in item.nodeid:
+        if "tests/redteam/" not in item.nodeid or item.path.name in LACKING:
             continue
         needs = parse(name for mark in item.iter_markers("needs") for name in mark.args)
         if needs and needs <= here and not is_otherwise(item.name):
