@@ -32,6 +32,7 @@
 #include <stdint.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/uio.h>
 
@@ -220,14 +221,34 @@ static int starts_with_workspace(const char *path)
     return !WORKSPACE[i] && (!path[i] || path[i] == '/');
 }
 
+static long enter(const char *wanted)
+{
+    long result = call(SYS_chdir, (long)WORKSPACE, 0, 0, 0, 0);
+    return result < 0 ? result : call(SYS_chdir, (long)wanted, 0, 0, 0, 0);
+}
+
+/* A command has closed the workspace to its owner: no other could start to open it again. */
+static int open_the_workspace_again(void)
+{
+    static struct stat found;
+    if (call(SYS_newfstatat, AT_FDCWD, (long)WORKSPACE, (long)&found, 0, 0) < 0 ||
+        (found.st_mode & S_IRWXU) == S_IRWXU)
+        return 0;
+    long mode = (found.st_mode & 07777) | S_IRWXU;
+    return call(SYS_fchmodat, AT_FDCWD, (long)WORKSPACE, mode, 0, 0) == 0;
+}
+
 static void enter_the_working_directory(void)
 {
     static const char step[] = "enter_the_working_directory";
     static char here[4096];
-    if (command.directory[0] == '/')
+    const char *wanted = command.directory[0] ? command.directory : ".";
+    if (wanted[0] == '/')
         fail(step, -EINVAL);
-    must(step, call(SYS_chdir, (long)WORKSPACE, 0, 0, 0, 0));
-    must(step, call(SYS_chdir, (long)(command.directory[0] ? command.directory : "."), 0, 0, 0, 0));
+    long result = enter(wanted);
+    if (result == -EACCES && open_the_workspace_again())
+        result = enter(wanted);
+    must(step, result);
     must(step, call(SYS_getcwd, (long)here, sizeof here, 0, 0, 0));
     if (!starts_with_workspace(here))
         fail(step, -EXDEV);

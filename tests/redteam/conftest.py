@@ -13,7 +13,11 @@ OTHERWISE = {
     "test_the_workload_on_the_host_is_a_stranger_with_no_power": "test_gvisor_lab has its own",
     "test_a_neighbours_pid_on_the_host_gives_no_way_in": "no process of the guest is to be found",
     "test_two_environments_have_other_uids_on_the_host_and_other_file_systems": "test_gvisor_lab",
+    "test_a_process_that_waits_uninterruptibly_is_ended_by_the_timeout": (
+        "the host shows no state of a guest's process; stopped ones are ended alike"
+    ),
     # The guest's kernel is another one.
+    "test_nothing_that_the_host_mounts_reaches_the_environment": "its mounts are the guest's own",
     "test_a_crash_leaves_no_core_and_the_limit_cannot_be_changed": "its core limit is 0",
     "test_no_other_process_can_be_seen_and_the_own_children_can": "process 1 shows",
     "test_the_kernel_shows_one_interface_no_route_and_another_namespace": "no /proc/self/ns/net",
