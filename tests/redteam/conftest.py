@@ -29,6 +29,7 @@ OTHERWISE = {
     ),
     "test_names_of_one_file_are_charged_to_the_volume": "a link costs too long to fill the volume",
     "test_a_sparse_file_costs_what_it_holds": "st_blocks is told from the size",
+    "test_descriptors_run_out_inside_and_nowhere_else": "its counts are those of the host's kernel",
     "test_a_foreign_call_ends_the_process_that_makes_it": "no i386 calls",
     "[addresses]": "EHOSTUNREACH; that there is no interface is in test_gvisor_lab",
     "[refused-arguments]": "its controls: no SCHED_BATCH, no personality",
