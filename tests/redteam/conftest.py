@@ -31,6 +31,8 @@ OTHERWISE = {
     "test_a_sparse_file_costs_what_it_holds": "st_blocks is told from the size",
     "test_descriptors_run_out_inside_and_nowhere_else": "its counts are those of the host's kernel",
     "test_a_foreign_call_ends_the_process_that_makes_it": "no i386 calls",
+    "[exhaustion]": "the guest's kernel has limits of its own for timers, watches and descriptors",
+    "[abstract-sockets]": "it has no bridge, which the probe expects to be listed alone",
     "[addresses]": "EHOSTUNREACH; that there is no interface is in test_gvisor_lab",
     "[refused-arguments]": "its controls: no SCHED_BATCH, no personality",
     "[sockets]": "unknown families are EINVAL",
