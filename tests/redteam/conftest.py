@@ -16,6 +16,8 @@ OTHERWISE = {
     "test_a_process_that_waits_uninterruptibly_is_ended_by_the_timeout": (
         "the host shows no state of a guest's process; stopped ones are ended alike"
     ),
+    "test_a_scope_that_is_stopped_under_a_command_is_told_as_lost": "waits for a host's process",
+    "test_a_manager_that_is_executed_anew_disturbs_no_command": "waits for a host's process",
     # The guest's kernel is another one.
     "test_nothing_that_the_host_mounts_reaches_the_environment": "its mounts are the guest's own",
     "test_a_crash_leaves_no_core_and_the_limit_cannot_be_changed": "its core limit is 0",
