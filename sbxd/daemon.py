@@ -67,7 +67,10 @@ from sbxd.lifecycle.registry import Clock, Registry, back_stop_seconds
 from sbxd.lifecycle.supervisor import Parts
 from sbxd.mechanism.protocol import Mechanism, MechanismError
 from sbxd.mechanisms import open_mechanism
+from sbxd.metrics.derived import DerivedMetrics
+from sbxd.metrics.sink import CountedSink
 from sbxd.notify import Notifier
+from sbxd.observing import DaemonObserver, about
 from sbxd.port.ids import EnvironmentId
 from sbxd.proxies import Proxies, open_proxies
 from sbxd.service.dispatch import Dispatch
@@ -123,7 +126,8 @@ _UNABLE = (
 
 async def run(settings: Settings, given: Given, log: logging.Logger) -> ExitStatus:
     """Judge the configuration, start, serve until told to stop or unable to go on."""
-    audit = JournaldSink(settings.journal_socket)
+    journald = JournaldSink(settings.journal_socket)
+    audit = CountedSink(journald, DerivedMetrics(settings.sandbox.value, time.monotonic))
     status = ExitStatus.FAILED
     try:
         refusals = startup_refusals(
@@ -140,7 +144,7 @@ async def run(settings: Settings, given: Given, log: logging.Logger) -> ExitStat
         for problem in _leaves(group):
             log.error("unable to go on: %s", problem)
     finally:
-        audit.close()
+        journald.close()
     return status
 
 
@@ -185,7 +189,7 @@ class Assembled:
 
 
 async def _serve_launched(
-    settings: Settings, given: Given, audit: AuditSink, log: logging.Logger
+    settings: Settings, given: Given, audit: CountedSink, log: logging.Logger
 ) -> ExitStatus:
     try:
         async with (
@@ -278,7 +282,7 @@ async def read_boot_id(mechanism: Mechanism) -> str:
 
 
 async def _serve_fake(
-    settings: Settings, given: Given, audit: AuditSink, log: logging.Logger
+    settings: Settings, given: Given, audit: CountedSink, log: logging.Logger
 ) -> ExitStatus:
     """Every command succeeds at once and does nothing: for trying the protocol out."""
     async with open_proxies(settings.egress, audit) as egress, trio.open_nursery() as nursery:
@@ -307,16 +311,19 @@ async def _serve(
     settings: Settings,
     given: Given,
     assembled: Assembled,
-    audit: AuditSink,
+    audit: CountedSink,
     log: logging.Logger,
 ) -> ExitStatus:
     version = package_version("sbxd")
+    observed = about(version, assembled.mechanism_name)
+    observer = DaemonObserver(settings, audit.derived, assembled.environments, observed)
     context = SessionContext(
         settings=settings,
         dispatch=Dispatch(
             environments=assembled.environments,
             images=assembled.images,
             egress=assembled.egress,
+            observer=observer,
             settings=settings,
             audit=audit,
             log=log,
@@ -342,6 +349,7 @@ async def _serve(
             await nursery.start(serve_doors)
             await _announce(settings, assembled, version, audit)
             nursery.start_soon(_watchdog, given)
+            nursery.start_soon(observer.run)
             given.notifier.tell("READY=1", "STATUS=serving")
             log.info("serving: sandbox = %s, version %s", assembled.mechanism_name, version)
             reason = await _wait_reason(signals, assembled)
