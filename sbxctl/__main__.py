@@ -69,7 +69,7 @@ def explain(kind: type[BaseException], error: BaseException, trace: TracebackTyp
         error = error.exceptions[0]
     kind = type(error)
     if issubclass(kind, BrokenPipeError):
-        os._exit(Exit.BROKEN_PIPE)
+        os._exit(1)  # as the library of the command line does it
     if issubclass(kind, KeyboardInterrupt):
         os._exit(Exit.INTERRUPTED)
     told = " ".join(ascii(str(error))[1:-1].split())[:500]

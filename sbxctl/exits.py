@@ -31,7 +31,6 @@ class Exit(IntEnum):
     EGRESS_NOT_CONFORMING = 248  # sbxctl egress test: a probe failed, or a control of one
     ALERTING = 249  # sbxctl status: an alert stands
     INTERRUPTED = 130
-    BROKEN_PIPE = 141  # whoever read stdout has gone
 
 
 def of_kill(reason: KillReason) -> Exit:

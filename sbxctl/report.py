@@ -227,7 +227,8 @@ class Line:
 
 @dataclass(frozen=True)
 class Sheet:
-    """A headline and a table. right: headings whose columns are numbers."""
+    """A headline and a table. right: headings whose columns are numbers. What matters least is on
+    the right: where a terminal is too narrow, it is left out."""
 
     headline: str
     headings: tuple[str, ...]
@@ -251,7 +252,8 @@ def show_pairs(pairs: Sequence[tuple[str, str]]) -> None:
 
 def show_sheet(sheet: Sheet) -> None:
     """On stdout."""
-    page().print(_rendered(sheet))
+    out = page()
+    out.print(_rendered(sheet, out.width))
 
 
 class Screen:
@@ -280,18 +282,29 @@ class Screen:
 
     def show(self, sheet: Sheet) -> None:
         """Replace what is shown."""
-        self._live.update(_rendered(sheet), refresh=True)
+        self._live.update(_rendered(sheet, self._console.width), refresh=True)
 
 
-def _rendered(sheet: Sheet) -> Group:
+def _rendered(sheet: Sheet, width: int) -> Group:
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold reverse")
-    for heading in sheet.headings:
+    shown = fitting(sheet, width)
+    for heading in sheet.headings[:shown]:
         table.add_column(
             heading, no_wrap=True, justify="right" if heading in sheet.right else "left"
         )
     for row in sheet.rows:
-        table.add_row(*(Text(_visible(cell)) for cell in row))
+        table.add_row(*(Text(_visible(cell)) for cell in row[:shown]))
     return Group(Text(_visible(sheet.headline), style="bold"), Text(""), table)
+
+
+def fitting(sheet: Sheet, width: int) -> int:
+    """How many columns, from the left, are shown whole in so many characters; at least one."""
+    left = width
+    for place, heading in enumerate(sheet.headings):
+        left -= max(len(heading), *(len(_visible(row[place])) for row in sheet.rows), 0) + 2
+        if left < 0:
+            return max(1, place)
+    return len(sheet.headings)
 
 
 def _visible(text: str) -> str:

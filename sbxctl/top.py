@@ -128,8 +128,8 @@ def sheet(use: Use, *, rows_max: int | None = None) -> Sheet:
             + (f"; {left_out} not shown" if left_out else "")
         ),
         headings=(
-            *("ENVIRONMENT", "TENANT", "RUN", "STATE", "CPU %", "CPU TIME", "MEMORY", "DENIALS"),
-            *("AGE", "COMMANDS", "PROGRAM"),
+            *("ENVIRONMENT", "TENANT", "STATE", "CPU %", "MEMORY", "DENIALS", "AGE"),
+            *("CPU TIME", "COMMANDS", "RUN", "PROGRAM"),
         ),
         right=frozenset({"CPU %", "CPU TIME", "MEMORY", "DENIALS", "AGE", "COMMANDS"}),
         rows=tuple(_cells(row) for row in shown),
@@ -141,13 +141,13 @@ def _cells(row: Row) -> tuple[str, ...]:
     return (
         meter.environment_id[:12],
         meter.tenant_id,
-        meter.run_id,
         meter.state.lower(),
         "-" if row.cpu_share is None else f"{row.cpu_share * 100:.0f}",
-        "-" if meter.cpu_ms is None else human_duration(meter.cpu_ms),
         "-" if meter.memory_bytes is None else human_bytes(meter.memory_bytes),
         str(meter.denials),
         human_duration(meter.age_ms),
+        "-" if meter.cpu_ms is None else human_duration(meter.cpu_ms),
         str(meter.commands_run),
+        meter.run_id,
         "" if meter.program is None else meter.program.decode("utf-8", "backslashreplace"),
     )

@@ -181,7 +181,9 @@ class DerivedMetrics:
         self.peers_refused = Counter(
             "sbxd_peers_refused", "Connections that were closed, by why.", "door", "reason"
         ).declare(*((door.value, each.value) for door in e.Door for each in e.PeerRefusal))
-        self.records = Counter("sbxd_audit_records", "Events that were recorded.", "event")
+        self.records = Counter(
+            "sbxd_audit_records", "Events that were recorded.", "event", series_max=128
+        )
         self.unrecorded = Counter(
             "sbxd_audit_unrecorded", "Times that the audit did not take an event."
         )

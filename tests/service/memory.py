@@ -13,7 +13,7 @@ from anyio.abc import ByteStream
 from trio.testing import memory_stream_pair
 
 from sbxd.audit.events import Door
-from sbxd.audit.sink import MemorySink
+from sbxd.audit.sink import AuditSink, MemorySink
 from sbxd.client.channel import Channel
 from sbxd.client.remote import channel_over
 from sbxd.fake.engine import FAKE_SETTINGS, FakeEngine
@@ -131,12 +131,14 @@ class MemoryImages:
 
 @dataclass
 class MemoryDaemon:
-    """A running service. `peer` is who the next connections are from."""
+    """A running service. `peer` is who the next connections are from. `recorded`: records events
+    into `audit` and counts them."""
 
     service: Service
     context: SessionContext
     environments: Environments
     audit: MemorySink
+    recorded: AuditSink
     images: MemoryImages
     listeners: dict[Door, MemoryListener]
     peer: PeerCredentials = ROOT
@@ -196,7 +198,7 @@ async def memory_daemon(
         listeners = {door: MemoryListener() for door in Door}
         daemon: MemoryDaemon
         service = Service(context, counted, LOG, read_peer=lambda stream: daemon.peer)
-        daemon = MemoryDaemon(service, context, served, audit, images, listeners)
+        daemon = MemoryDaemon(service, context, served, audit, counted, images, listeners)
 
         async def serve(task_status: trio.TaskStatus[None]) -> None:
             await service.serve(
