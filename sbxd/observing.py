@@ -17,7 +17,7 @@ import trio
 from sbxd.lifecycle.environments import Description, Environments
 from sbxd.metrics import alerts, readings
 from sbxd.metrics.derived import DerivedMetrics, Happening
-from sbxd.metrics.exposition import Exposition, render
+from sbxd.metrics.exposition import render
 from sbxd.metrics.families import Family
 from sbxd.metrics.loop_lag import LoopLag
 from sbxd.metrics.readings import Reading, Store
@@ -91,7 +91,7 @@ class DaemonObserver:
             *self._lag.families(),
             *(family for source in self._sources for family in source()),
         )
-        return render(families, Exposition(form.value))
+        return render(families, form)
 
     async def meters(self) -> Sequence[EnvironmentMeter]:
         """As `Observer`."""

@@ -8,71 +8,56 @@ can end its line or its label, whatever it holds. Decision 0130 says why no libr
 import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from enum import StrEnum
 
 import msgspec
 
 from sbxd.metrics.families import Distribution, Family, Kind, Label, Sample
+from sbxd.wire.observing import MetricsForm
 
 _ESCAPES = {"\\": r"\\", "\n": r"\n", '"': r"\""}
 _ESCAPED_IN_HELP = {"\\": r"\\", "\n": r"\n"}
 _UNPRINTABLE = re.compile(r"[\x00-\x09\x0b-\x1f\x7f]")
 
 
-class Exposition(StrEnum):
-    """Which text. PROMETHEUS: text format 0.0.4."""
-
-    OPENMETRICS = "openmetrics"
-    PROMETHEUS = "prometheus"
-    JSON = "json"
-
-
-CONTENT_TYPES = {
-    Exposition.OPENMETRICS: "application/openmetrics-text; version=1.0.0; charset=utf-8",
-    Exposition.PROMETHEUS: "text/plain; version=0.0.4; charset=utf-8",
-    Exposition.JSON: "application/json",
-}
-
-
-def render(families: Sequence[Family], exposition: Exposition) -> str:
+def render(families: Sequence[Family], form: MetricsForm) -> str:
     """The whole text, ended by a newline. Raises ValueError for two families of one name."""
     names = [each.name for each in families]
     if len(set(names)) != len(names):
         raise ValueError(f"one name twice: {sorted(n for n in names if names.count(n) > 1)}")
-    if exposition is Exposition.JSON:
+    if form is MetricsForm.JSON:
         return msgspec.json.encode(families).decode() + "\n"
-    lines = [line for family in families for line in _lines(family, exposition)]
-    if exposition is Exposition.OPENMETRICS:
+    lines = [line for family in families for line in _lines(family, form)]
+    if form is MetricsForm.OPENMETRICS:
         lines.append("# EOF")
     return "\n".join([*lines, ""])
 
 
-def _lines(family: Family, exposition: Exposition) -> Iterator[str]:
+def _lines(family: Family, form: MetricsForm) -> Iterator[str]:
     name = family.name
     is_counter = family.kind is Kind.COUNTER
     sampled = f"{name}_total" if is_counter else name
-    named = name if exposition is Exposition.OPENMETRICS else sampled
+    named = name if form is MetricsForm.OPENMETRICS else sampled
     yield f"# TYPE {named} {family.kind}"
-    if family.unit and exposition is Exposition.OPENMETRICS:
+    if family.unit and form is MetricsForm.OPENMETRICS:
         yield f"# UNIT {named} {family.unit}"
-    yield f"# HELP {named} {_replaced(family.help, _help_escapes(exposition))}"
+    yield f"# HELP {named} {_replaced(family.help, _help_escapes(form))}"
     for sample in family.samples:
         yield _sample(sampled, sample)
     for each in family.distributions:
-        yield from _distribution(name, each, exposition)
+        yield from _distribution(name, each, form)
 
 
-def _help_escapes(exposition: Exposition) -> dict[str, str]:
-    return _ESCAPES if exposition is Exposition.OPENMETRICS else _ESCAPED_IN_HELP
+def _help_escapes(form: MetricsForm) -> dict[str, str]:
+    return _ESCAPES if form is MetricsForm.OPENMETRICS else _ESCAPED_IN_HELP
 
 
 def _sample(name: str, sample: Sample) -> str:
     return f"{name}{_label_set(sample.labels)} {number(sample.value)}"
 
 
-def _distribution(name: str, each: Distribution, exposition: Exposition) -> Iterator[str]:
+def _distribution(name: str, each: Distribution, form: MetricsForm) -> Iterator[str]:
     # OpenMetrics wants a bound with its fraction, 1.0; the older format has always had 1.
-    bound = repr if exposition is Exposition.OPENMETRICS else number
+    bound = repr if form is MetricsForm.OPENMETRICS else number
     for bucket in each.buckets:
         labels = (*each.labels, Label("le", bound(float(bucket.upper))))
         yield f"{name}_bucket{_label_set(labels)} {bucket.count}"

@@ -10,13 +10,13 @@ import pytest
 from sbxd.lifecycle.environments import Census, PoolCensus
 from sbxd.metrics import alerts, readings
 from sbxd.metrics.derived import DerivedMetrics, Happening
-from sbxd.metrics.exposition import Exposition, render
+from sbxd.metrics.exposition import render
 from sbxd.metrics.families import Kind
 from sbxd.metrics.loop_lag import LoopLag
 from sbxd.metrics.readings import Reading, Store
 from sbxd.metrics.recent import RECENT_SECONDS
 from sbxd.policy.violations import ViolationCode
-from sbxd.wire.observing import AlertInfo, Severity
+from sbxd.wire.observing import AlertInfo, MetricsForm, Severity
 from tests.monitoring import queries
 
 ROOMY = Store(free_bytes=50, size_bytes=100, free_inodes=50, size_inodes=100)
@@ -228,6 +228,6 @@ def test_every_alert_is_in_the_document() -> None:
 
 
 def test_an_unknown_number_is_left_out() -> None:
-    text = render(readings.families(replace(WELL, store=None)), Exposition.OPENMETRICS)
+    text = render(readings.families(replace(WELL, store=None)), MetricsForm.OPENMETRICS)
     assert "sbxd_store_free_bytes" not in text
     assert "sbxd_up 1\n" in text

@@ -14,7 +14,7 @@ from sbxd.audit.events import AuditEvent
 from sbxd.audit.sink import AuditUnavailable, MemorySink
 from sbxd.audit.vocabulary import EVENT_TYPES
 from sbxd.metrics.derived import DerivedMetrics, Happening
-from sbxd.metrics.exposition import Exposition, render
+from sbxd.metrics.exposition import render
 from sbxd.metrics.families import OTHERS, Counter, Histogram
 from sbxd.metrics.sink import CountedSink
 from sbxd.policy.bridge import BridgeCounts, Refusal
@@ -25,6 +25,7 @@ from sbxd.port.errors import RejectedCode
 from sbxd.port.ids import EnvironmentId, RunId, TenantId
 from sbxd.settings import DEFAULT_LIMITS
 from sbxd.wire.messages import FRAME_BYTES_MAX
+from sbxd.wire.observing import MetricsForm
 
 ID = EnvironmentId("a" * 32)
 WHO: dict[str, Any] = {
@@ -246,7 +247,7 @@ def test_the_whole_exposition_at_its_largest_fits_a_frame() -> None:
                     instrument.add(*key)
                 elif number < 4:  # their labels are two closed words
                     instrument.observe(1.0, *key)
-    for exposition in Exposition:
+    for exposition in MetricsForm:
         text = render(derived.families(), exposition)
         assert OTHERS in text
         assert len(text.encode()) < FRAME_BYTES_MAX - 100_000, exposition

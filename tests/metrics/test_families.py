@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sbxd.metrics.exposition import Exposition, number, render
+from sbxd.metrics.exposition import number, render
 from sbxd.metrics.families import OTHERS, Counter, Family, Histogram, Kind, Sample, Unit, gauge
+from sbxd.wire.observing import MetricsForm
 
 
 def test_a_counter_begins_at_0_and_grows() -> None:
@@ -99,7 +100,7 @@ FAMILIES = (COUNTED.family(), TIMED.family(), FREE)
 
 def test_openmetrics_as_its_standard_writes_it() -> None:
     assert (
-        render(FAMILIES, Exposition.OPENMETRICS)
+        render(FAMILIES, MetricsForm.OPENMETRICS)
         == r"""# TYPE sbxd_denials counter
 # HELP sbxd_denials With \"quotes\" and a \\.
 sbxd_denials_total{tenant="a\"b\\c\nd"} 0
@@ -122,7 +123,7 @@ sbxd_free_bytes 1.5
 
 def test_the_older_format_as_the_textfile_collector_reads_it() -> None:
     assert (
-        render(FAMILIES, Exposition.PROMETHEUS)
+        render(FAMILIES, MetricsForm.PROMETHEUS)
         == r"""# TYPE sbxd_denials_total counter
 # HELP sbxd_denials_total With "quotes" and a \\.
 sbxd_denials_total{tenant="a\"b\\c\nd"} 0
@@ -141,23 +142,23 @@ sbxd_free_bytes 1.5
 
 
 def test_json_has_the_same_families() -> None:
-    document = json.loads(render(FAMILIES, Exposition.JSON))
+    document = json.loads(render(FAMILIES, MetricsForm.JSON))
     assert [each["name"] for each in document] == [each.name for each in FAMILIES]
     assert document[1]["distributions"][0]["count"] == 2
 
 
 def test_one_name_twice_is_refused() -> None:
     with pytest.raises(ValueError, match="sbxd_free_bytes"):
-        render((FREE, FREE), Exposition.OPENMETRICS)
+        render((FREE, FREE), MetricsForm.OPENMETRICS)
 
 
 @given(st.text(max_size=40))
 def test_no_value_ends_its_line_or_its_label(value: str) -> None:
     family = gauge("sbxd_x", value, (1, (value,)), labels=("word",))
-    for exposition in (Exposition.OPENMETRICS, Exposition.PROMETHEUS):
+    for exposition in (MetricsForm.OPENMETRICS, MetricsForm.PROMETHEUS):
         text = render((family,), exposition)
         lines = text.split("\n")
-        assert len(lines) == (5 if exposition is Exposition.OPENMETRICS else 4)
+        assert len(lines) == (5 if exposition is MetricsForm.OPENMETRICS else 4)
         sample = lines[2]
         inner = sample.removeprefix('sbxd_x{word="').removesuffix('"} 1')
         assert sample == f'sbxd_x{{word="{inner}"}} 1'
@@ -184,4 +185,4 @@ def test_numbers_as_every_format_writes_them(value: float, text: str) -> None:
 
 def test_a_sample_of_a_gauge_may_be_negative() -> None:
     family = Family(name="sbxd_x", kind=Kind.GAUGE, help="X.", samples=(Sample(value=-1),))
-    assert "sbxd_x -1\n" in render((family,), Exposition.OPENMETRICS)
+    assert "sbxd_x -1\n" in render((family,), MetricsForm.OPENMETRICS)
