@@ -37,6 +37,9 @@ EXECUTE_BOUNDS = (0.005, 0.025, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 15.0, 60.0, 300.0
 DESTROY_BOUNDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 DECISION_BOUNDS = (0.0001, 0.0005, 0.001, 0.005, 0.025, 0.1, 0.5, 2.5, 10.0, 30.0)
 
+# `sbxd.egress.decisions.TunnelEnd`, as an event has it.
+TUNNEL_ENDS = ("FINISHED", "CLIENT_FAILED", "SERVER_FAILED", "IDLE", "SNI_REFUSED", "STOPPED")
+
 # What a command that ended by itself, and one whose end is not known, has for a kill reason.
 BY_ITSELF = "NONE"
 UNKNOWN = "UNKNOWN"
@@ -140,7 +143,7 @@ class DerivedMetrics:
         ).declare((m, "allowed", ""))
         self.tunnels_closed = Counter(
             "sbxd_proxy_tunnels_closed", "Tunnels that ended, by what ended them.", "end"
-        )
+        ).declare(*((each,) for each in TUNNEL_ENDS))
         self.proxy_bytes = Counter(
             "sbxd_proxy_bytes",
             "Bytes that went through tunnels that ended (up: from the sandbox).",

@@ -13,7 +13,8 @@ from sbxd.audit.bridge_events import BridgeClosed, BridgeRefused
 from sbxd.audit.events import AuditEvent
 from sbxd.audit.sink import AuditUnavailable, MemorySink
 from sbxd.audit.vocabulary import EVENT_TYPES
-from sbxd.metrics.derived import DerivedMetrics, Happening
+from sbxd.egress.decisions import TunnelEnd
+from sbxd.metrics.derived import TUNNEL_ENDS, DerivedMetrics, Happening
 from sbxd.metrics.exposition import render
 from sbxd.metrics.families import OTHERS, Counter, Histogram
 from sbxd.metrics.sink import CountedSink
@@ -196,6 +197,10 @@ def test_tunnels_and_bytes_come_from_their_ends(derived: DerivedMetrics) -> None
     )
     assert derived.tunnels_open == 1
     assert (derived.proxy_bytes.value("up"), derived.proxy_bytes.value("down")) == (10, 20)
+
+
+def test_the_ends_of_tunnels_are_the_proxys() -> None:
+    assert set(TUNNEL_ENDS) == {each.value for each in TunnelEnd}
 
 
 def test_what_an_operator_is_told_for_some_minutes(derived: DerivedMetrics) -> None:
