@@ -7,13 +7,18 @@ escaped, so that a file name cannot move the cursor of the terminal that shows i
 import base64
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from types import TracebackType
 from typing import Any
 
 import msgspec
-from rich.console import Console
+from rich.console import Console, Group
+from rich.live import Live
 from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from sbxctl.units import human_bytes
 from sbxd.port.command import ExecutionResult, FileChange, Usage
@@ -55,7 +60,7 @@ def bytes_field(raw: bytes) -> dict[str, str]:
 
 def printable(text: str) -> str:
     """The text with everything that a terminal might act on escaped."""
-    return escape("".join(c if c.isprintable() and c != "\\" else ascii(c)[1:-1] for c in text))
+    return escape(_visible(text))
 
 
 def show_result(result: ExecutionResult, *, out: Console) -> None:
@@ -197,3 +202,111 @@ def show_posture(items: Sequence[PostureItem]) -> None:
         out.print(f"{mark:>20}  [bold]{escape(item.name)}[/]  {printable(item.detail)}")
         if item.fix and item.state != "ok":
             out.print(f"          fix: {printable(item.fix)}")
+
+
+# --- pages that are made elsewhere ----------------------------------------------------------------
+
+
+class Tone(StrEnum):
+    """What a line is to look like on a terminal."""
+
+    PLAIN = ""
+    GOOD = "green"
+    DOUBTFUL = "yellow"
+    BAD = "bold red"
+
+
+@dataclass(frozen=True)
+class Line:
+    """One line of a page of names and values. The value is shown with everything escaped."""
+
+    name: str
+    value: str
+    tone: Tone = Tone.PLAIN
+
+
+@dataclass(frozen=True)
+class Sheet:
+    """A headline and a table. right: headings whose columns are numbers. What matters least is on
+    the right: where a terminal is too narrow, it is left out."""
+
+    headline: str
+    headings: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    right: Collection[str] = ()
+
+
+def show_lines(lines: Sequence[Line]) -> None:
+    """On stdout."""
+    out, width = page(), max(len(each.name) for each in lines)
+    for each in lines:
+        text = Text(f"{each.name:>{width}}  ", style="bold")
+        text.append(_visible(each.value), style=f"not bold {each.tone}".rstrip())
+        out.print(text)
+
+
+def show_pairs(pairs: Sequence[tuple[str, str]]) -> None:
+    """On stdout."""
+    show_lines([Line(name, value) for name, value in pairs])
+
+
+def show_sheet(sheet: Sheet) -> None:
+    """On stdout."""
+    out = page()
+    out.print(_rendered(sheet, out.width))
+
+
+class Screen:
+    """A sheet that takes the terminal and is replaced, until the block is left."""
+
+    def __init__(self) -> None:
+        self._console = Console(highlight=False)
+        self._live = Live(console=self._console, screen=True, auto_refresh=False)
+
+    def __enter__(self) -> "Screen":
+        self._live.__enter__()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._live.__exit__(kind, error, trace)
+
+    @property
+    def height(self) -> int:
+        """Lines of the terminal now."""
+        return self._console.height
+
+    def show(self, sheet: Sheet) -> None:
+        """Replace what is shown."""
+        self._live.update(_rendered(sheet, self._console.width), refresh=True)
+
+
+def _rendered(sheet: Sheet, width: int) -> Group:
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold reverse")
+    shown = fitting(sheet, width)
+    for heading in sheet.headings[:shown]:
+        table.add_column(
+            heading, no_wrap=True, justify="right" if heading in sheet.right else "left"
+        )
+    for row in sheet.rows:
+        table.add_row(*(Text(_visible(cell)) for cell in row[:shown]))
+    return Group(Text(_visible(sheet.headline), style="bold"), Text(""), table)
+
+
+def fitting(sheet: Sheet, width: int) -> int:
+    """How many columns, from the left, are shown whole in so many characters; at least one."""
+    left = width
+    for place, heading in enumerate(sheet.headings):
+        left -= max(len(heading), *(len(_visible(row[place])) for row in sheet.rows), 0) + 2
+        if left < 0:
+            return max(1, place)
+    return len(sheet.headings)
+
+
+def _visible(text: str) -> str:
+    """As `printable`, for what is not read as markup."""
+    return "".join(c if c.isprintable() and c != "\\" else ascii(c)[1:-1] for c in text)

@@ -27,8 +27,8 @@ from sbxd.port.errors import (
 Verb = Callable[[AdminClient], Awaitable[int]]
 
 
-def run_verb(socket: str, verb: Verb) -> NoReturn:
-    """Run one verb and exit with its code."""
+def run_verb(socket: str, verb: Verb, *, when_down: Callable[[], None] = lambda: None) -> NoReturn:
+    """Run one verb and exit with its code. when_down: called where the daemon does not answer."""
 
     async def connected() -> int:
         async with connect_admin(socket) as admin:
@@ -39,6 +39,7 @@ def run_verb(socket: str, verb: Verb) -> NoReturn:
     except ExecutionRejected as error:
         code = fail(Exit.REJECTED, error.detail, hint=_rejection_hint(error))
     except ExecutionUnavailable as error:
+        when_down()
         code = fail(Exit.UNAVAILABLE, error.detail, hint=_unavailable_hint(error, socket))
     except SandboxEscapeSuspected as error:
         code = fail(

@@ -62,6 +62,20 @@ def human_bytes(size: int) -> str:
     return f"{amount:.1f} TiB"
 
 
+def human_duration(milliseconds: int) -> str:
+    """`250 ms`, `12.3 s`, `4 m 05 s`, `3 h 20 m`, `2 d 4 h`."""
+    if milliseconds < 1000:
+        return f"{milliseconds} ms"
+    if milliseconds < 60_000:
+        return f"{milliseconds / 1000:.1f} s"
+    minutes, seconds = divmod(milliseconds // 1000, 60)
+    hours, minutes = divmod(minutes, 60)
+    days, hours = divmod(hours, 24)
+    if days:
+        return f"{days} d {hours} h"
+    return f"{hours} h {minutes:02} m" if hours else f"{minutes} m {seconds:02} s"
+
+
 def parse_destination(value: str) -> tuple[str, int]:
     """HOST:PORT, as far as it has that form; what is a host is judged elsewhere.
 

@@ -27,8 +27,6 @@ import trio
 
 from sbxd.audit.events import (
     DestroyReason,
-    ImageAliasResolved,
-    ImageAliasUnresolved,
     LimitUnenforced,
     ServiceStarted,
     ServiceStopped,
@@ -37,7 +35,15 @@ from sbxd.audit.events import (
 )
 from sbxd.audit.journald import JournaldSink
 from sbxd.audit.sink import AuditSink, AuditUnavailable
-from sbxd.config import CredentialState, StartupRefusal, resolve_aliases, startup_refusals
+from sbxd.config import CredentialState, StartupRefusal, startup_refusals
+from sbxd.daemon_images import (
+    FakeUsers,
+    Known,
+    NothingToUnpack,
+    RegistryUsers,
+    image_store,
+    open_images,
+)
 from sbxd.doors import DoorUnavailable, open_doors
 from sbxd.egress.host_network import HostNetworkUnreadable
 from sbxd.fake.engine import FakeEngine
@@ -61,11 +67,14 @@ from sbxd.lifecycle.registry import Clock, Registry, back_stop_seconds
 from sbxd.lifecycle.supervisor import Parts
 from sbxd.mechanism.protocol import Mechanism, MechanismError
 from sbxd.mechanisms import open_mechanism
+from sbxd.metrics.derived import DerivedMetrics
+from sbxd.metrics.sink import CountedSink
 from sbxd.notify import Notifier
+from sbxd.observing import DaemonObserver, about
 from sbxd.port.ids import EnvironmentId
 from sbxd.proxies import Proxies, open_proxies
 from sbxd.service.dispatch import Dispatch
-from sbxd.service.images import ImageStore, Unpacker, Users
+from sbxd.service.images import ImageStore
 from sbxd.service.lease_query import lease_authorities
 from sbxd.service.listener import Service
 from sbxd.service.session import SessionContext
@@ -73,7 +82,6 @@ from sbxd.settings import SandboxMechanism, Settings
 
 # What this build can run; the others are refused at start, by name.
 BUILT = (SandboxMechanism.GVISOR, SandboxMechanism.NAMESPACES, SandboxMechanism.FAKE)
-FILE_THREADS = 4
 FAREWELL_SECONDS = 5.0
 LAUNCHER_SECONDS = 20.0
 
@@ -118,7 +126,8 @@ _UNABLE = (
 
 async def run(settings: Settings, given: Given, log: logging.Logger) -> ExitStatus:
     """Judge the configuration, start, serve until told to stop or unable to go on."""
-    audit = JournaldSink(settings.journal_socket)
+    journald = JournaldSink(settings.journal_socket)
+    audit = CountedSink(journald, DerivedMetrics(settings.sandbox.value, time.monotonic))
     status = ExitStatus.FAILED
     try:
         refusals = startup_refusals(
@@ -135,7 +144,7 @@ async def run(settings: Settings, given: Given, log: logging.Logger) -> ExitStat
         for problem in _leaves(group):
             log.error("unable to go on: %s", problem)
     finally:
-        audit.close()
+        journald.close()
     return status
 
 
@@ -180,7 +189,7 @@ class Assembled:
 
 
 async def _serve_launched(
-    settings: Settings, given: Given, audit: AuditSink, log: logging.Logger
+    settings: Settings, given: Given, audit: CountedSink, log: logging.Logger
 ) -> ExitStatus:
     try:
         async with (
@@ -228,8 +237,8 @@ async def _assemble(
         )
         clock = Clock(wall=_utc_now, new_id=_new_environment_id)
         registry = Registry(parts, settings, clock, lambda: images.known())
-        images = _image_store(settings, mechanism, _RegistryUsers(registry))
-        await _open_images(settings, images, audit, log)
+        images = image_store(settings, mechanism, RegistryUsers(registry))
+        await open_images(settings, images, audit, log)
         lease_reaper = LeaseReaper(
             authorities=lease_authorities(settings),
             handed_out=registry.handed_out,
@@ -272,28 +281,18 @@ async def read_boot_id(mechanism: Mechanism) -> str:
     )
 
 
-class _NothingToUnpack:
-    """The image store's mechanism where nothing is executed."""
-
-    async def unpack_image(self, image_digest: str) -> None:
-        await trio.lowlevel.checkpoint()
-
-    async def drop_image(self, image_digest: str) -> None:
-        await trio.lowlevel.checkpoint()
-
-
 async def _serve_fake(
-    settings: Settings, given: Given, audit: AuditSink, log: logging.Logger
+    settings: Settings, given: Given, audit: CountedSink, log: logging.Logger
 ) -> ExitStatus:
     """Every command succeeds at once and does nothing: for trying the protocol out."""
     async with open_proxies(settings.egress, audit) as egress, trio.open_nursery() as nursery:
-        images = _image_store(settings, _NothingToUnpack(), _FakeUsers(lambda: environments))
+        images = image_store(settings, NothingToUnpack(), FakeUsers(lambda: environments))
         script = Script(otherwise=Outcome())
-        engine = FakeEngine(script, settings=settings, known_digests=_Known(images.known))
+        engine = FakeEngine(script, settings=settings, known_digests=Known(images.known))
         environments = FakeEnvironments(
             engine, nursery, grace_seconds=settings.service.orphan_grace_seconds
         )
-        await _open_images(settings, images, audit, log)
+        await open_images(settings, images, audit, log)
 
         async def end(reason: StopReason) -> int:
             await trio.lowlevel.checkpoint()
@@ -305,83 +304,6 @@ async def _serve_fake(
         return status
 
 
-@dataclass(frozen=True)
-class _Known:
-    """The image store's digests, as a container that is always current."""
-
-    known: Callable[[], frozenset[str]]
-
-    def __contains__(self, digest: object) -> bool:
-        return digest in self.known()
-
-
-# --- images -----------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class _RegistryUsers:
-    """The environments and slots that stand on images."""
-
-    registry: Registry
-
-    def in_use(self, digest: str) -> int:
-        return self.registry.images_in_use().get(digest, 0)
-
-    def reserved(self, digest: str) -> int:
-        return self.registry.images_reserved().get(digest, 0)
-
-    def changed(self) -> None:
-        self.registry.reserve.wake()
-
-    async def wait_free(self, digest: str) -> None:
-        await self.registry.wait_image_free(digest)
-
-
-@dataclass(frozen=True)
-class _FakeUsers:
-    """Environments in memory: they need no image to stand on."""
-
-    environments: Callable[[], FakeEnvironments]
-
-    def in_use(self, digest: str) -> int:
-        return self.environments().images_in_use().get(digest, 0)
-
-    def reserved(self, digest: str) -> int:
-        return 0
-
-    def changed(self) -> None:
-        """Nothing is prepared ahead."""
-
-    async def wait_free(self, digest: str) -> None:
-        await trio.lowlevel.checkpoint()
-
-
-def _image_store(
-    settings: Settings,
-    unpacker: Unpacker,
-    users: Users,
-) -> ImageStore:
-    return ImageStore(
-        Path(settings.state_directory) / "images",
-        unpacker,
-        aliases=dict(settings.images.aliases),
-        users=users,
-        limiter=trio.CapacityLimiter(FILE_THREADS),
-    )
-
-
-async def _open_images(
-    settings: Settings, images: ImageStore, audit: AuditSink, log: logging.Logger
-) -> None:
-    for problem in await images.open():
-        log.warning("%s", problem)
-    resolution = resolve_aliases(settings.images, images.known())
-    for alias, digest in resolution.resolved.items():
-        await audit.emit(ImageAliasResolved(alias=alias, image_digest=digest))
-    for alias, digest in resolution.missing.items():
-        await audit.emit(ImageAliasUnresolved(alias=alias, image_digest=digest))
-
-
 # --- serving ----------------------------------------------------------------------------------
 
 
@@ -389,16 +311,19 @@ async def _serve(
     settings: Settings,
     given: Given,
     assembled: Assembled,
-    audit: AuditSink,
+    audit: CountedSink,
     log: logging.Logger,
 ) -> ExitStatus:
     version = package_version("sbxd")
+    observed = about(version, assembled.mechanism_name)
+    observer = DaemonObserver(settings, audit.derived, assembled.environments, observed)
     context = SessionContext(
         settings=settings,
         dispatch=Dispatch(
             environments=assembled.environments,
             images=assembled.images,
             egress=assembled.egress,
+            observer=observer,
             settings=settings,
             audit=audit,
             log=log,
@@ -424,6 +349,7 @@ async def _serve(
             await nursery.start(serve_doors)
             await _announce(settings, assembled, version, audit)
             nursery.start_soon(_watchdog, given)
+            nursery.start_soon(observer.run)
             given.notifier.tell("READY=1", "STATUS=serving")
             log.info("serving: sandbox = %s, version %s", assembled.mechanism_name, version)
             reason = await _wait_reason(signals, assembled)

@@ -248,9 +248,8 @@ class EnvironmentProvisioned(EnvironmentEvent, frozen=True, kw_only=True):
 class EnvironmentDestroyed(EnvironmentEvent, frozen=True, kw_only=True):
     """Every process is proven gone and the workspace is erased.
 
-    lifetime_ms: since the hand-out. executing_ms: the part of it spent in commands. operations
-    and bytes: what was charged to its budgets, and metered.
-    """
+    lifetime_ms: since the hand-out. executing_ms: the part of it spent in commands. destroying_ms:
+    from its end to that proof. operations and bytes: charged to its budgets, and metered."""
 
     MESSAGE_ID: ClassVar[str] = "59fbab65a7df4627a9f7e347ef5d60c3"
     SUMMARY: ClassVar[str] = "Environment {environment_id} destroyed: {reason}"
@@ -259,6 +258,7 @@ class EnvironmentDestroyed(EnvironmentEvent, frozen=True, kw_only=True):
     commands_run: int
     lifetime_ms: int
     executing_ms: int
+    destroying_ms: int = 0
     operations: int = 0
     returned_bytes: int = 0
     written_bytes: int = 0

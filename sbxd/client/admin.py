@@ -11,6 +11,8 @@ from collections.abc import AsyncIterable, AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import TypeVar
 
+import msgspec
+
 from sbxd.client.channel import Channel
 from sbxd.client.remote import Hooks, RemoteExecutionEnvironment, open_channel
 from sbxd.client.replies import error_of
@@ -22,6 +24,15 @@ from sbxd.wire import messages as m
 from sbxd.wire.descriptions import EnvironmentInfo, ImageInfo
 from sbxd.wire.egress import EgressCheck, EgressChecked, EgressShow, EgressShown
 from sbxd.wire.legality import Role
+from sbxd.wire.observing import (
+    MetersAre,
+    MetersQuery,
+    MetricsAre,
+    MetricsForm,
+    MetricsQuery,
+    StatusIs,
+    StatusQuery,
+)
 
 Reply = TypeVar("Reply", bound=m.Message)
 
@@ -118,6 +129,23 @@ class AdminClient:
         """The configured destinations and caps, the host's own network, what was decided."""
         return await self._ask(lambda i: EgressShow(request_id=i), EgressShown)
 
+    async def metrics(self, form: MetricsForm = MetricsForm.OPENMETRICS) -> str:
+        """Every metric now, as one text."""
+        return (await self._ask(lambda i: MetricsQuery(request_id=i, form=form), MetricsAre)).text
+
+    async def status(self) -> StatusIs:
+        """The daemon on one page."""
+        return await self._ask(lambda i: StatusQuery(request_id=i), StatusIs)
+
+    async def meters(self) -> MetersAre:
+        """What each live environment uses now, oldest first, and the pool."""
+        reply = last = await self._meters_page(skip=0)
+        found = reply.environments
+        while last.more and last.environments:
+            last = await self._meters_page(skip=len(found))
+            found += last.environments
+        return msgspec.structs.replace(reply, environments=found, more=False)
+
     async def reap(self) -> m.Reaped:
         """One pass over the leases: what it asked about, and what it ended."""
         return await self._ask(lambda i: m.Reap(request_id=i), m.Reaped)
@@ -134,6 +162,9 @@ class AdminClient:
             m.QuarantineWasCleared,
         )
         return reply.proof
+
+    async def _meters_page(self, *, skip: int) -> MetersAre:
+        return await self._ask(lambda i: MetersQuery(request_id=i, skip=skip), MetersAre)
 
     async def _page(self, *, skip: int) -> m.Environments:
         return await self._ask(lambda i: m.AdminList(request_id=i, skip=skip), m.Environments)

@@ -5,7 +5,8 @@ that the daemon's lifecycle has. The only module of this package that imports th
 """
 
 from collections import Counter
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from datetime import UTC, datetime
 
 import msgspec
 import trio
@@ -14,11 +15,13 @@ from sbxd.audit.lease_events import ClearingProof
 from sbxd.fake.engine import FakeEngine, Record, Stop, gone
 from sbxd.lifecycle.environments import (
     BridgeWorker,
+    Census,
     ContentSink,
     Description,
     OutputSink,
     Peer,
     PeerRole,
+    PoolCensus,
     Quarantined,
     ReapReport,
     ReconcileReport,
@@ -37,6 +40,7 @@ from sbxd.port.ids import EnvironmentId
 from sbxd.port.workspace import WorkspaceProvenance
 from sbxd.wire.descriptions import EnvironmentInfo
 from sbxd.wire.messages import CHUNK_BYTES_MAX
+from sbxd.wire.observing import PROGRAM_BYTES_MAX, EnvironmentMeter
 from sbxd.wire.repair import ClearingWord
 
 
@@ -161,6 +165,22 @@ class FakeEnvironments:
             posture=(),
         )
 
+    def census(self) -> Census:
+        """As the protocol."""
+        states = Counter(_state(record) for record in self._engine.records())
+        pool = PoolCensus(building=0, target=0, ages_seconds=())
+        return Census(states=dict(states), waiting=0, pool=pool)
+
+    async def meters(
+        self, denials_of: Callable[[EnvironmentId], int]
+    ) -> tuple[EnvironmentMeter, ...]:
+        """As the protocol; in memory nothing uses a processor."""
+        await trio.lowlevel.checkpoint()
+        return tuple(
+            _meter(record, denials_of(record.handle.environment_id))
+            for record in self._engine.records()
+        )
+
     async def list(self) -> tuple[EnvironmentInfo, ...]:
         """As the protocol."""
         await trio.lowlevel.checkpoint()
@@ -227,10 +247,35 @@ def _may_use(owner: Peer, record: Record) -> bool:
     return owner.role is PeerRole.ADMIN or owner.uid == record.owner_uid
 
 
+def _state(record: Record) -> str:
+    return "LIVE" if record.running is None else "RUNNING"
+
+
+def _meter(record: Record, denials: int) -> EnvironmentMeter:
+    handle, limits = record.handle, record.specification.limits
+    program = None if record.running is None else record.running[0]
+    return EnvironmentMeter(
+        environment_id=handle.environment_id,
+        tenant_id=handle.tenant_id,
+        run_id=handle.run_id,
+        state=_state(record),
+        age_ms=max(0, round((datetime.now(UTC) - handle.created_at).total_seconds() * 1000)),
+        commands_run=record.commands_run,
+        cpu_ms=None,
+        cpu_millicores=limits.cpu_millicores,
+        memory_bytes=None,
+        memory_max_bytes=limits.memory_bytes,
+        denials=denials,
+        program=None
+        if program is None
+        else program.encode("utf-8", "surrogateescape")[:PROGRAM_BYTES_MAX],
+    )
+
+
 def _info(record: Record) -> EnvironmentInfo:
     return EnvironmentInfo(
         handle=record.handle,
-        state="LIVE" if record.running is None else "RUNNING",
+        state=_state(record),
         image_digest=record.specification.image_digest,
         limits=record.specification.limits,
         owner_uid=record.owner_uid,

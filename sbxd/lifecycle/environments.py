@@ -8,7 +8,7 @@ files WorkspaceError and WorkspaceEscape, leave these methods.
 Deliberately absent: frames, credit and connections (the service's), images (the image store's).
 """
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
@@ -22,6 +22,7 @@ from sbxd.port.ids import EnvironmentId
 from sbxd.port.workspace import WorkspaceProvenance
 from sbxd.wire.descriptions import EnvironmentInfo, PostureItem
 from sbxd.wire.messages import BridgeEnd, OutputStream
+from sbxd.wire.observing import EnvironmentMeter
 from sbxd.wire.repair import ClearingWord
 
 
@@ -120,6 +121,25 @@ class Description:
     reserve_ready: int
     reserve_target: int
     posture: tuple[PostureItem, ...]
+
+
+@dataclass(frozen=True)
+class PoolCensus:
+    """ages_seconds: of the slots that are ready, oldest first."""
+
+    building: int
+    target: int
+    ages_seconds: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Census:
+    """states: how many environments that a tenant has are in each. waiting: requests that wait for
+    a place."""
+
+    states: Mapping[str, int]
+    waiting: int
+    pool: PoolCensus
 
 
 class Environments(Protocol):
@@ -234,6 +254,16 @@ class Environments(Protocol):
     ) -> WorkspaceProvenance: ...
 
     async def describe(self) -> Description: ...
+
+    def census(self) -> Census:
+        """How many environments there are in each state, and the pool. Never blocks."""
+        ...
+
+    async def meters(
+        self, denials_of: Callable[[EnvironmentId], int]
+    ) -> tuple[EnvironmentMeter, ...]:
+        """What each environment uses now, oldest first."""
+        ...
 
     async def list(self) -> tuple[EnvironmentInfo, ...]:
         """Every environment that has been handed out and is not gone, oldest first."""

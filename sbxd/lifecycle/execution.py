@@ -158,6 +158,7 @@ class Execution:
         # used again.
         self._is_stuck = False
         self._companion: Companion | None = None
+        self._running: RunningCommand | None = None
         self.started = False  # a program was started
         # Set when the tree is dead and the workspace is compared (or will never be).
         self.settled = trio.Event()
@@ -178,6 +179,13 @@ class Execution:
     @property
     def stderr(self) -> Capture:
         return self._captures[1]
+
+    def cpu_ms(self) -> int | None:
+        """What the command has used of the processors until now; None where nobody counts it."""
+        with suppress(MechanismError):
+            counters = self._counters if self._running is None else self._running.counters()
+            return None if counters.cpu_usage_us is None else counters.cpu_usage_us // 1000
+        return None
 
     def end(self, reason: End) -> None:
         """End the command with this reason unless it has an end already. Never blocks."""
@@ -230,12 +238,14 @@ class Execution:
             except BudgetSpent:
                 raise MechanismError("start the command", 0, "not observed in time") from None
             self.started = True
+            self._running = running
             self._started_at = trio.current_time()
             try:
                 with suppress(BudgetSpent):
                     await within_shield(self._budgets.audit_seconds, on_started)
                 await self._run_to_end(running, cancelled)
             finally:
+                self._running = None
                 await self._release(running)
         finally:
             await self._end_network()

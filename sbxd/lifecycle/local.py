@@ -12,10 +12,11 @@ import trio
 from sbxd.audit.events import DestroyReason
 from sbxd.audit.lease_events import ClearingProof
 from sbxd.audit.sink import AuditUnavailable
-from sbxd.lifecycle import commands, errors
+from sbxd.lifecycle import commands, errors, observing
 from sbxd.lifecycle.commands import CommandRules
 from sbxd.lifecycle.environments import (
     BridgeWorker,
+    Census,
     ContentSink,
     Description,
     OutputSink,
@@ -39,6 +40,7 @@ from sbxd.port.environment import EnvironmentHandle, EnvironmentSpec
 from sbxd.port.ids import EnvironmentId
 from sbxd.port.workspace import WorkspaceProvenance
 from sbxd.wire.descriptions import EnvironmentInfo
+from sbxd.wire.observing import EnvironmentMeter
 from sbxd.wire.repair import ClearingWord
 
 
@@ -163,6 +165,14 @@ class LocalEnvironments:
             reserve_target=self._registry.reserve.target,
             posture=(*await self._mechanism.posture(), *self._rules.egress.posture()),
         )
+
+    def census(self) -> Census:
+        return observing.census(self._registry, waiting=self._provisioner.waiting)
+
+    async def meters(
+        self, denials_of: Callable[[EnvironmentId], int]
+    ) -> tuple[EnvironmentMeter, ...]:
+        return await observing.meters(self._registry, denials_of)
 
     async def list(self) -> tuple[EnvironmentInfo, ...]:
         return tuple(_info(each) for each in self._registry.handed_out())

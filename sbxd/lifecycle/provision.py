@@ -58,6 +58,11 @@ class Provisioner:
             total_max=WAITING_MAX, party_max=WAITING_OF_TENANT_MAX
         )
 
+    @property
+    def waiting(self) -> int:
+        """How many requests wait for a place."""
+        return len(self._waiting)
+
     async def provision(self, owner: Peer, specification: EnvironmentSpec) -> EnvironmentHandle:
         """As `Environments.provision`; the specification has been admitted."""
         budget_seconds = self._settings.limits.start_budget_seconds

@@ -109,6 +109,7 @@ class Supervisor:
         self.running_argv: tuple[bytes, ...] | None = None
         self.commands_run = 0
         self.executing_seconds = 0.0
+        self.cpu_ms: int | None = None  # of the commands that are over
         self.bridge_door: BridgeDoor | None = None
         self.turn_is_over = False  # of the bridge
         self.usage = Usage()
@@ -123,6 +124,7 @@ class Supervisor:
         self._escape: Escape | None = None
         self._lost_part: LostPart | None = None
         self._is_abandoned = False
+        self._ended_at = self._gone_at = created_at
 
     @property
     def sandbox(self) -> Sandbox:
@@ -166,6 +168,7 @@ class Supervisor:
         if self.end_reason is not None:
             return
         self.end_reason = reason
+        self._ended_at = trio.current_time()
         self.apply(Event.END)
         if self.execution is not None:
             self.execution.end_with_environment(_command_end(reason))
@@ -208,6 +211,8 @@ class Supervisor:
         if result is not None:
             self.executing_seconds += result.duration_ms / 1000
             self.usage = result.usage
+            if result.usage.cpu_ms is not None:
+                self.cpu_ms = (self.cpu_ms or 0) + result.usage.cpu_ms
 
     def open_bridge(self, *, waiting_max: int) -> BridgeDoor:
         """The door that the turn's programs connect to. Raises MechanismError."""
@@ -305,6 +310,7 @@ class Supervisor:
         while True:
             problem = await self._try_to_destroy()
             if problem is None:
+                self._gone_at = trio.current_time()
                 self.apply(Event.DESTROYED)
                 return None
             self.apply(Event.DESTROY_FAILED)
@@ -394,6 +400,7 @@ class Supervisor:
             commands_run=self.commands_run,
             lifetime_ms=round((trio.current_time() - self.tenant.taken_at) * 1000),
             executing_ms=round(self.executing_seconds * 1000),
+            destroying_ms=round((self._gone_at - self._ended_at) * 1000),
             operations=self.account.operations,
             returned_bytes=self.account.returned_bytes,
             written_bytes=self.account.written_bytes,

@@ -31,8 +31,10 @@ from sbxd.launcher.requests import (
     VolumeSize,
 )
 from sbxd.launcher.requests import Leaf as LeafRequest
+from sbxd.mechanism import kernel_events
 from sbxd.mechanism.bridge import BridgeDoors, SocketBridgeDoor
 from sbxd.mechanism.init_client import InitClient
+from sbxd.mechanism.kernel_events import BadCounter, parse_single
 from sbxd.mechanism.launcher_client import LauncherClient, LauncherRefused
 from sbxd.mechanism.leaf import Leaf
 from sbxd.mechanism.protocol import (
@@ -137,6 +139,7 @@ class NamespacesSandbox:
         self._first_leaf: Leaf | None = Leaf(1, [fds[name] for name in LEAF_DESCRIPTORS])
         self._proxy = ProxyPort(fds.get("proxy_listener"))
         self._box_kill = fds["box_kill"]
+        self._box_memory = fds["box_memory_current"]
         self._volume = Volume(fds["volume"])
         self._owned = [
             fds[name]
@@ -382,6 +385,15 @@ class NamespacesSandbox:
     def volume(self) -> VolumeReading | None:
         """How full the volume is; None once the environment is released."""
         return None if self._released else self._volume.read()
+
+    def memory_bytes(self) -> int | None:
+        """What the environment's processes hold now; None where that is not counted."""
+        if self._released:
+            return None
+        try:
+            return parse_single(kernel_events.read(self._box_memory))
+        except (OSError, BadCounter):
+            return None  # an empty file where the controller is missing, ENODEV once it is gone
 
     async def changes(self, maximum: int) -> Changes:
         """What changed in the workspace since the snapshot of the last start()."""

@@ -242,6 +242,11 @@ class Sandbox(Protocol):
         without asking anybody. Raises MechanismError when the file system refuses to say."""
         ...
 
+    def memory_bytes(self) -> int | None:
+        """What all of the environment's processes hold now. Non-blocking; None where the host
+        does not count it, and once the environment is released."""
+        ...
+
     async def changes(self, maximum: int) -> Changes:
         """What changed in the workspace since the snapshot of the last start()."""
         ...

@@ -46,10 +46,12 @@ from sbxd.port.ids import EnvironmentId, RunId, TenantId
 from sbxd.service.egress import OperatorEgress, answer
 from sbxd.service.exchange import Exchange, TooManyEntries
 from sbxd.service.listing import page_of, shortened
+from sbxd.service.observing import Observer, observe
 from sbxd.settings import Settings
 from sbxd.wire import messages as m
 from sbxd.wire.descriptions import ImageInfo, PostureItem
 from sbxd.wire.egress import EgressCheck, EgressShow
+from sbxd.wire.observing import MetersQuery, MetricsQuery, StatusQuery
 
 STDIN_BYTES_TOTAL = 256 * 1024 * 1024
 STDIN_RETRY_SECONDS = 1.0
@@ -99,6 +101,7 @@ class Dispatch:
         images: Images,
         settings: Settings,
         egress: OperatorEgress,
+        observer: Observer,
         audit: AuditSink,
         log: logging.Logger,
         version: str,
@@ -108,6 +111,7 @@ class Dispatch:
         self._images = images
         self._settings = settings
         self._egress = egress
+        self._observer = observer
         self._audit = audit
         self._log = log
         self._version = version
@@ -178,6 +182,9 @@ class Dispatch:
                 return await answer(request, self._settings.egress, self._egress)
             case m.Reconcile() | m.Reap() | m.QuarantineList() | m.QuarantineClear():
                 return await self._repair(peer, request)
+            case MetricsQuery() | StatusQuery() | MetersQuery():
+                _require_operator(peer)
+                return await observe(request, self._observer)
             case _:
                 assert_never(request)
 

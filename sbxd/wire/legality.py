@@ -35,6 +35,14 @@ from typing import Final
 from sbxd.wire import messages as m
 from sbxd.wire.bridge import BridgeAccount, IllegalBridge, Party
 from sbxd.wire.egress import EgressCheck, EgressChecked, EgressShow, EgressShown
+from sbxd.wire.observing import (
+    MetersAre,
+    MetersQuery,
+    MetricsAre,
+    MetricsQuery,
+    StatusIs,
+    StatusQuery,
+)
 
 ENTRIES_MAX = 100_000
 
@@ -93,6 +101,9 @@ ADMIN_REQUESTS: Final[frozenset[MessageType]] = frozenset(
         m.QuarantineClear,
         EgressCheck,
         EgressShow,
+        MetricsQuery,
+        StatusQuery,
+        MetersQuery,
     }
 )
 REQUESTS_OF_ROLE: Final = {
@@ -129,6 +140,9 @@ TERMINAL_REPLIES: Final[dict[MessageType, frozenset[MessageType]]] = {
     m.QuarantineClear: FAILURES | {m.QuarantineWasCleared},
     EgressCheck: FAILURES | {EgressChecked},
     EgressShow: FAILURES | {EgressShown},
+    MetricsQuery: FAILURES | {MetricsAre},
+    StatusQuery: FAILURES | {StatusIs},
+    MetersQuery: FAILURES | {MetersAre},
 }
 _BRIDGE_STREAM: Final[frozenset[MessageType]] = frozenset(
     {m.BridgeOpened, m.BridgeFrame, m.BridgeClosed}

@@ -44,6 +44,7 @@ from sbxd.wire.greeting import Goodbye as Goodbye
 from sbxd.wire.greeting import GoodbyeCode as GoodbyeCode
 from sbxd.wire.greeting import Hello as Hello
 from sbxd.wire.greeting import Welcome as Welcome
+from sbxd.wire.observing import ObservingReply, ObservingRequest
 from sbxd.wire.repair import ClearingWord as ClearingWord
 from sbxd.wire.repair import QuarantineClear as QuarantineClear
 from sbxd.wire.repair import QuarantinedItem as QuarantinedItem
@@ -431,6 +432,7 @@ AdminRequest = (
     | QuarantineList
     | QuarantineClear
     | EgressRequest
+    | ObservingRequest
 )
 AnyRequest = WorkerRequest | AdminRequest
 BridgeMessage = BridgeFrame | BridgeCredit | BridgeClose
@@ -439,7 +441,7 @@ TerminalReply = (
     Provisioned | Executed | Done | ContentEnd | ProvenanceIs | NetworkGrantIs | Unavailable
     | Rejected | EscapeSuspected | WorkspaceEscaped | WorkspaceFailed | Cancelled | Described
     | Environments | Images | ImageImported | Reconciled | Reaped | QuarantineIs
-    | QuarantineWasCleared | EgressReply
+    | QuarantineWasCleared | EgressReply | ObservingReply
 )  # fmt: skip
 ServerMessage = (
     Welcome

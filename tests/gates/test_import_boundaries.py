@@ -110,11 +110,19 @@ LAYERS = (
           (*PURE, "sbxd.audit", "sbxd.egress", "sbxd.lifecycle.network",
            "sbxd.mechanism.protocol", "sbxd.service.egress"),
           ("trio",), SPAWNING),
+    Layer("sbxd.metrics",
+          (*PURE, "sbxd.audit", "sbxd.lifecycle.environments"), ("msgspec", "trio"), SPAWNING),
+    Layer("sbxd.observing",
+          (*PURE, "sbxd.metrics", "sbxd.lifecycle.environments"), ("trio",), SPAWNING),
     Layer("sbxd.daemon",
           (*PURE, "sbxd.config", "sbxd.audit", "sbxd.fake", "sbxd.mechanism", "sbxd.lifecycle",
            "sbxd.egress", "sbxd.proxies", "sbxd.service", "sbxd.notify", "sbxd.doors",
-           "sbxd.mechanisms"),
+           "sbxd.mechanisms", "sbxd.daemon_images", "sbxd.metrics", "sbxd.observing"),
           ("msgspec", "trio"), SPAWNING),
+    Layer("sbxd.daemon_images",
+          (*PURE, "sbxd.config", "sbxd.audit", "sbxd.fake.service", "sbxd.lifecycle.registry",
+           "sbxd.service.images"),
+          ("trio",), SPAWNING),
     Layer("sbxd.__main__", ("sbxd.daemon", "sbxd.config", "sbxd.settings", "sbxd.notify"),
           ("trio",), SPAWNING),
     # Root, and what it forks. No trio, no asyncio: one poll loop.
@@ -144,7 +152,8 @@ WORKER = ("sbxd.client", "sbxd.fake", "sbxd.tools", "sbxd.artifacts", "sbxd.work
 # One module of `fake` is the daemon's: `sandbox = "fake"`.
 DAEMON_PART_OF_FAKE = "sbxd.fake.service"
 FORBIDDEN_TO_WORKERS = (
-    "sbxd.audit", "sbxd.daemon", "sbxd.egress", "sbxd.jail", "sbxd.launcher", "sbxd.lifecycle",
+    "sbxd.audit", "sbxd.daemon", "sbxd.daemon_images", "sbxd.egress", "sbxd.jail",
+    "sbxd.launcher", "sbxd.lifecycle", "sbxd.metrics", "sbxd.observing",
     "sbxd.mechanism", "sbxd.service", "sbxd.steward", "trio", *RUNTIMES, *SPAWNING,
 )  # fmt: skip
 # Ways to start a program that need no import of their own.

@@ -29,6 +29,7 @@ class Feature(StrEnum):
     LANDLOCK = "landlock"
     LIMITS = "limits"  # the cpu, memory and pids controllers
     LOOP = "loop"  # loop devices
+    MONITORING = "monitoring"  # promtool, Prometheus and node_exporter at /opt/prometheus
     NSDELEGATE = "nsdelegate"  # cgroup namespaces are delegation boundaries
     LOOP_VOLUMES = "loop-volumes"  # no quota: each workspace is a loop-mounted ext4
     QUOTA = "quota"  # project quota, bytes and inodes, on /var/lib/sbxd
@@ -72,6 +73,7 @@ OFFERED: dict[LaneKind, frozenset[Feature]] = {
         Feature.LANDLOCK,
         Feature.LANE_CONTAINER,
         Feature.LOOP_VOLUMES,
+        Feature.MONITORING,
     },
     LaneKind.GVISOR: _EVERYWHERE
     | {Feature.GVISOR, Feature.LANDLOCK, Feature.LANE_GVISOR, Feature.LOOP_VOLUMES},

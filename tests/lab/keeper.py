@@ -33,6 +33,7 @@ CONTROL = "control"
 SCRATCH = "scratch"
 IMAGE = "var/cache/sbxd-lab/image.tar"
 WORKLOADS = "var/cache/sbxd-lab/image-workloads.tar"
+MONITORING = "opt/prometheus"
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,7 @@ class Order:
     environment: str
     image: str
     workloads: str
+    monitoring: str
     uml: str
     qemu: str
     state: str
@@ -161,6 +163,8 @@ def _assemble(order: Order, folder: Path) -> Path:
     kernel.bind(order.image, root / IMAGE, "ro")
     if order.workloads:
         kernel.bind(order.workloads, root / WORKLOADS, "ro")
+    if order.monitoring:
+        kernel.bind(order.monitoring, root / MONITORING, "ro")
     (root / "var/lib/sbxd").mkdir(parents=True, exist_ok=True)
     return root
 

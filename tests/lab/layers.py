@@ -2,8 +2,9 @@
 
 `root` (Debian with systemd), `environment` (the project's dependencies in /opt/sbxd, as a layer
 over the root), `uml` (kernel and modules), `qemu` (emulator and kernel), `image` (a tar for
-sandboxes), `workloads` (a larger one, with compilers and runtimes, for lane `container`). None of
-them holds a file of the project: the work tree is bound in at boot, so a change of code never
+sandboxes), `workloads` (a larger one, with compilers and runtimes, for lane `container`),
+`monitoring` (Prometheus as three programs, for the same lane). None of them holds a file of the
+project: the work tree is bound in at boot, so a change of code never
 costs a build.
 
 Invariant: no mirror, registry or proxy is named here or kept in a layer. apt's and pip's settings
@@ -26,6 +27,8 @@ from .packages import (
     EXTRAS,
     IMAGE_EXCLUDED,
     IMAGE_PACKAGES,
+    MONITORING_PACKAGES,
+    MONITORING_PROGRAMS,
     QEMU_PACKAGES,
     ROOT_PACKAGES,
     SUITE,
@@ -42,6 +45,7 @@ _ENVIRONMENT_RECIPE = 2
 _UML_RECIPE = 1
 _QEMU_RECIPE = 1
 _IMAGE_RECIPE = 1
+_MONITORING_RECIPE = 1
 _LIBRARIES_RECIPE = 1
 
 # A build's processes end with the one that waits for them, and so do its mounts.
@@ -61,6 +65,7 @@ class Layers:
     environment: Path
     image: Path
     workloads: Path | None
+    monitoring: Path | None
     uml: Path | None
     qemu: Path | None
 
@@ -80,16 +85,18 @@ def obtain(lane: str, say: Say) -> Layers:
             say,
         )
         image = _obtain_image("image", IMAGE_PACKAGES, say)
-        workloads = uml = emulated = None
+        workloads = monitoring = uml = emulated = None
         if lane == "container":
             workloads = _obtain_image("workloads", WORKLOADS_PACKAGES, say)
+            recipe = [_MONITORING_RECIPE, SUITE, MONITORING_PACKAGES, MONITORING_PROGRAMS]
+            monitoring = cache.obtain("monitoring", recipe, _build_monitoring, say)
         if lane == "uml":
             uml = cache.obtain("uml", [_UML_RECIPE, UML_SUITE, UML_PACKAGE], _build_uml, say)
         if lane == "qemu":
             emulated = cache.obtain("qemu", [_QEMU_RECIPE, SUITE, QEMU_PACKAGES], _build_qemu, say)
     except OSError as error:
         raise LabError(f"a layer of the lab could not be built: {error}") from error
-    return Layers(root, environment, image, workloads, uml, emulated)
+    return Layers(root, environment, image, workloads, monitoring, uml, emulated)
 
 
 def _obtain_image(name: str, packages: tuple[str, ...], say: Say) -> Path:
@@ -187,6 +194,17 @@ def _build_image(target: Path, packages: tuple[str, ...]) -> None:
         SUITE,
         str(target),
     )
+
+
+def _build_monitoring(target: Path) -> None:
+    whole = target.with_name(target.name + "-whole")
+    shutil.rmtree(whole, ignore_errors=True)
+    wanted = ",".join(MONITORING_PACKAGES)
+    _mmdebstrap("--variant=extract", f"--include={wanted}", SUITE, str(whole))
+    target.mkdir()
+    for program in MONITORING_PROGRAMS:
+        shutil.copy2(whole / "usr/bin" / program, target / program)
+    shutil.rmtree(whole)
 
 
 def _build_uml(target: Path) -> None:

@@ -48,6 +48,10 @@ UML_PACKAGE = "user-mode-linux"
 # The emulated PC: its emulator, and Debian's kernel with all its modules.
 QEMU_PACKAGES = ("busybox-static", "linux-image-amd64", "qemu-system-x86", "seabios")
 
+# What reads the daemon's metrics, as programs alone: nothing of it is installed or started.
+MONITORING_PACKAGES = ("prometheus", "prometheus-node-exporter")
+MONITORING_PROGRAMS = ("prometheus", "prometheus-node-exporter", "promtool")
+
 # The root file system that sandboxes get in the lanes.
 IMAGE_PACKAGES = ("python3",)
 # A third of the files, which no sandbox reads: each import into a lane is that much faster.

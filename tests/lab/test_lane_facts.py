@@ -83,6 +83,15 @@ def test_the_image_for_sandboxes_is_there(lane: str) -> None:
 
 
 @in_each
+def test_the_programs_that_read_metrics_are_in_one_lane_and_do_not_run(lane: str) -> None:
+    programs = Path("/opt/prometheus")
+    assert programs.exists() == (lane == "container")
+    if programs.exists():
+        assert "promtool, version 2." in run(str(programs / "promtool"), "--version")
+        assert not Path("/usr/lib/systemd/system/prometheus.service").exists()
+
+
+@in_each
 def test_a_service_gets_its_credential(lane: str) -> None:
     got = run(
         *("systemd-run", "--quiet", "--wait", "--pipe", "--property=User=sbxd"),

@@ -257,6 +257,9 @@ class DoubleSandbox:
                     reading = later
         return reading
 
+    def memory_bytes(self) -> int | None:
+        return 4 << 20
+
     async def changes(self, maximum: int) -> Changes:
         await self.owner.call("changes")
         if self.killed or self.changes_fail:

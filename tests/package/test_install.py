@@ -17,7 +17,7 @@ pytestmark = pytest.mark.needs("lab")
 IMAGE = "/var/cache/sbxd-lab/image.tar"
 EXAMPLE = "/usr/share/doc/sbxd/examples/development.toml"
 CREDENTIAL = "/etc/sbxd/service-credential"
-TIMERS = ("sbxd-worker-artifacts.timer", "sbxd-reap.timer")
+TIMERS = ("sbxd-worker-artifacts.timer", "sbxd-reap.timer", "sbxd-metrics.timer")
 SOCKETS = ("sbxd.socket", "sbxd-admin.socket", "sbxd-launcher.socket")
 PROFILES = "/sys/kernel/security/apparmor/profiles"
 HUNGRY = ("python3", "-c", "x = bytearray(1 << 28)")

@@ -1,6 +1,7 @@
 """A daemon's session over memory streams: the whole service without a socket, for a mock clock."""
 
 import logging
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -12,13 +13,16 @@ from anyio.abc import ByteStream
 from trio.testing import memory_stream_pair
 
 from sbxd.audit.events import Door
-from sbxd.audit.sink import MemorySink
+from sbxd.audit.sink import AuditSink, MemorySink
 from sbxd.client.channel import Channel
 from sbxd.client.remote import channel_over
 from sbxd.fake.engine import FAKE_SETTINGS, FakeEngine
 from sbxd.fake.script import Script
 from sbxd.fake.service import FakeEnvironments
 from sbxd.lifecycle.environments import Environments
+from sbxd.metrics.derived import DerivedMetrics
+from sbxd.metrics.sink import CountedSink
+from sbxd.observing import DaemonObserver, about
 from sbxd.port.errors import ExecutionRejected, RejectedCode
 from sbxd.proxies import open_proxies
 from sbxd.service.dispatch import Dispatch
@@ -127,12 +131,14 @@ class MemoryImages:
 
 @dataclass
 class MemoryDaemon:
-    """A running service. `peer` is who the next connections are from."""
+    """A running service. `peer` is who the next connections are from. `recorded`: records events
+    into `audit` and counts them."""
 
     service: Service
     context: SessionContext
     environments: Environments
     audit: MemorySink
+    recorded: AuditSink
     images: MemoryImages
     listeners: dict[Door, MemoryListener]
     peer: PeerCredentials = ROOT
@@ -164,7 +170,8 @@ async def memory_daemon(
 ) -> AsyncIterator[MemoryDaemon]:
     """A daemon that is stopped, by cancellation, when the block ends."""
     audit, images = MemorySink(), MemoryImages()
-    async with open_proxies(settings.egress, audit) as proxies, trio.open_nursery() as nursery:
+    counted = CountedSink(audit, DerivedMetrics("fake", time.monotonic))
+    async with open_proxies(settings.egress, counted) as proxies, trio.open_nursery() as nursery:
         engine = FakeEngine(script, settings=settings, known_digests=known_digests)
         served = environments or FakeEnvironments(
             engine, nursery, grace_seconds=settings.service.orphan_grace_seconds
@@ -175,8 +182,9 @@ async def memory_daemon(
                 environments=served,
                 images=images,
                 egress=egress or proxies,
+                observer=DaemonObserver(settings, counted.derived, served, about("0", "fake")),
                 settings=settings,
-                audit=audit,
+                audit=counted,
                 log=LOG,
                 version="0",
             ),
@@ -189,8 +197,8 @@ async def memory_daemon(
         )
         listeners = {door: MemoryListener() for door in Door}
         daemon: MemoryDaemon
-        service = Service(context, audit, LOG, read_peer=lambda stream: daemon.peer)
-        daemon = MemoryDaemon(service, context, served, audit, images, listeners)
+        service = Service(context, counted, LOG, read_peer=lambda stream: daemon.peer)
+        daemon = MemoryDaemon(service, context, served, audit, counted, images, listeners)
 
         async def serve(task_status: trio.TaskStatus[None]) -> None:
             await service.serve(
