@@ -1,11 +1,24 @@
 """The operator's command line. One verb per function; everything goes over the admin socket, but
-`image build`, `doctor` without a daemon and `seccomp dump`, which look at this host."""
+`image build`, `doctor` without a daemon and `seccomp dump`, which look at this host, and `audit`
+and `logs`, which read its journal."""
 
 import sys
 
 import click
 
-from sbxctl import doctor, egress, environments, image, quarantine, reap, reconcile, run, seccomp
+from sbxctl import (
+    audit,
+    doctor,
+    egress,
+    environments,
+    image,
+    logs,
+    quarantine,
+    reap,
+    reconcile,
+    run,
+    seccomp,
+)
 from sbxctl.exits import Exit
 
 DEFAULT_SOCKET = "/run/sbxd/admin.sock"
@@ -32,6 +45,8 @@ cli.add_command(quarantine.quarantine)
 cli.add_command(seccomp.seccomp)
 cli.add_command(egress.egress)
 cli.add_command(doctor.doctor)
+cli.add_command(audit.audit)
+cli.add_command(logs.logs)
 
 
 def main() -> None:
