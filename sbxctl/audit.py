@@ -168,7 +168,7 @@ def _line(record: AuditRecord) -> str:
 def verify(since: datetime | None, as_json: bool, state_directory: Path, unit: str) -> None:
     """Prove that no record is missing, given twice or out of its turn.
 
-    Records are numbered from 1 in each boot, over restarts of the service. Exits with 249 when a
+    Records are numbered from 1 in each boot, over restarts of the service. Exits with 250 when a
     number is missing, came late or stands for two decisions, and names each.
     """
     is_there = journal.require_readable(journal.unit(unit))

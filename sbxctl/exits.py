@@ -28,7 +28,7 @@ class Exit(IntEnum):
     HOST_DEGRADED = 246  # sbxctl doctor: something is missing
     EGRESS_REFUSED = 247  # sbxctl egress check: the destination would be refused
     EGRESS_NOT_CONFORMING = 248  # sbxctl egress test: a probe failed, or a control of one
-    AUDIT_INCOMPLETE = 249  # sbxctl audit verify: a record is missing, out of turn or forged
+    AUDIT_INCOMPLETE = 250  # sbxctl audit verify: a record is missing, out of turn or forged
     INTERRUPTED = 130
 
 

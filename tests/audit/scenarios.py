@@ -24,7 +24,7 @@ from sbxd.audit import lease_events as leases
 from sbxd.audit import stream_events as stream
 from sbxd.client.remote import connect
 from sbxd.port.environment import EnvironmentSpec
-from sbxd.port.errors import PortError
+from sbxd.port.errors import PortError, WorkspaceEscape
 from sbxd.port.ids import EnvironmentId, TenantId
 from sbxd.port.limits import MIB, EnvironmentBudgets
 from sbxd.wire.repair import ClearingWord
@@ -109,7 +109,7 @@ async def attempt(wanted: EnvironmentSpec) -> None:
 async def a_command_and_a_link_out_of_the_workspace() -> None:
     async with live(SMALL) as one:
         await one.run("ln", "-s", "/etc/hostname", "out")
-        with suppress(PortError):
+        with suppress(WorkspaceEscape):
             await one.workspace.read("out")
 
 
@@ -146,10 +146,11 @@ async def a_scope_is_stopped_under_a_command() -> None:
     await test_operator_interferes.test_a_scope_that_is_stopped_under_a_command_is_told_as_lost()
 
 
-async def the_daemon_is_killed() -> None:
+async def the_daemon_and_its_launcher_are_killed() -> None:
     async with connect(WORKER_SOCKET, client_name="tests") as remote:
         await remote.provision(specification(await default_image(), SMALL))
-        os.kill(main_pid(DAEMON), signal.SIGKILL)
+        for pid in (main_pid(LAUNCHER), main_pid(DAEMON)):
+            os.kill(pid, signal.SIGKILL)
     await restored()
 
 
@@ -199,7 +200,7 @@ async def a_slot_cannot_be_prepared() -> None:
 
 async def a_command_is_not_confined_as_asked() -> None:
     drop_in = DROP_INS / f"{LAUNCHER}.d" / "scenario.conf"
-    program = STATE.parent / "tmp" / "sbxd-scenario-launcher.py"
+    program = STATE.parent / "sbxd-scenario-launcher.py"
     drop_in.parent.mkdir(parents=True, exist_ok=True)
     program.write_text(FAULTY)
     run = f"/opt/sbxd/bin/python {program} confine_system_calls"
@@ -260,7 +261,7 @@ async def connections_are_asked_for() -> None:
     with internet() as built, configured(allowlist()):
         async with networked() as one:
             files, other = "files.lab-allowed.com", "other.lab-public.com"
-            await one.statuses(f"{files}:443", f"{files}:7777", f"{other}:443")
+            await one.statuses(f"{files}:443", "nowhere.lab-allowed.com:443", f"{other}:443")
         await test_egress_abuse.test_data_in_refused_names_is_slow_counted_exactly_and_charged(
             built
         )
@@ -319,7 +320,7 @@ SCENARIOS = (
         a_scope_is_stopped_under_a_command,
         (e.EnvironmentLost, e.CommandUnfinished, e.RequestUnserved),
     ),
-    Scenario(the_daemon_is_killed, (stream.AuditOpened, e.OrphanDestroyed)),
+    Scenario(the_daemon_and_its_launcher_are_killed, (stream.AuditOpened, e.OrphanDestroyed)),
     Scenario(
         the_daemon_is_stopped_and_started_with_aliases,
         (
