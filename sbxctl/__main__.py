@@ -1,5 +1,6 @@
 """The operator's command line. One verb per function; everything goes over the admin socket, but
-`image build`, `doctor` without a daemon and `seccomp dump`, which look at this host."""
+`image build`, `doctor` without a daemon and `seccomp dump`, which look at this host, and `audit`
+and `logs`, which read its journal."""
 
 import os
 import sys
@@ -9,10 +10,12 @@ from types import TracebackType
 import click
 
 from sbxctl import (
+    audit,
     doctor,
     egress,
     environments,
     image,
+    logs,
     metrics,
     pool,
     quarantine,
@@ -59,6 +62,8 @@ cli.add_command(status.status)
 cli.add_command(top.top)
 cli.add_command(pool.pool)
 cli.add_command(metrics.metrics)
+cli.add_command(audit.audit)
+cli.add_command(logs.logs)
 
 
 def explain(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

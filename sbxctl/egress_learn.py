@@ -5,15 +5,22 @@ unit wrote counts (`_SYSTEMD_UNIT`, a field that no sender can set). What is lis
 daemon's to say.
 """
 
-import json
 import re
-import subprocess
 from collections.abc import Iterable, Iterator
 
 import click
 import msgspec
 
 from sbxctl.exits import Exit
+from sbxctl.journal import (
+    UNIT,
+    WHO_MAY,
+    JournalRecord,
+    JournalUnreadable,
+    Query,
+    records,
+    unit,
+)
 from sbxctl.lesson import Denial, Lesson, as_toml, lesson
 from sbxctl.report import print_json, printable
 from sbxctl.session import fail, run_verb
@@ -21,16 +28,10 @@ from sbxctl.specification import OPERATOR_TENANT, TEST_RUNS
 from sbxd.client.admin import AdminClient
 from sbxd.port.ids import IDENTIFIER_PATTERN
 
-UNIT = "sbxd.service"
 RECORDS_MAX = 100_000
 SINCE = "-24h"
 SHOWN_MAX = 20
-WHO_MAY = "run as root or as a member of group systemd-journal"
 _RUN = re.compile(IDENTIFIER_PATTERN)
-
-
-class JournalUnreadable(click.ClickException):
-    """The journal gave no records."""
 
 
 @click.command("learn")
@@ -102,55 +103,18 @@ def _remark(learned: Lesson) -> None:
 REFUSALS = ("SBX_EVENT=EgressRefused", "SBX_EVENT=EgressRefusalsCounted")
 
 
-def command(*matches: str, since: str | None = None, newest: int | None = None) -> list[str]:
-    """The journalctl that gives what the daemon's unit recorded. newest: only so many."""
-    words = ["journalctl", "--output=json", "--all", "--quiet", "--no-pager"]
-    if since is not None:
-        words.append(f"--since={since}")
-    if newest is not None:
-        words.append(f"--lines={newest}")
-    return [*words, f"_SYSTEMD_UNIT={UNIT}", *matches]
-
-
-def journal(*, run_id: str | None, since: str | None) -> list[dict[str, object]]:
+def journal(*, run_id: str | None, since: str | None) -> list[JournalRecord]:
     """The records of refusals, oldest first, at most RECORDS_MAX.
 
     Raises JournalUnreadable: also when nothing of the daemon is to be seen, since whoever may not
     read the system's journal is shown an empty one.
     """
     matches = REFUSALS if run_id is None else (*REFUSALS, f"SBX_RUN_ID={run_id}")
-    found = list(_read(command(*matches, since=since)))
-    if not found and not list(_read(command(newest=1))):
+    query = Query(matches=(unit(), *matches), since=since)
+    found = list(records(query.argv(), at_most=RECORDS_MAX))
+    if not found and not list(records(Query(matches=(unit(),), newest=1).argv())):
         raise JournalUnreadable(f"the journal shows nothing of {UNIT}: {WHO_MAY}")
     return found
-
-
-def _read(argv: list[str]) -> Iterator[dict[str, object]]:
-    try:
-        with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as reading:
-            assert reading.stdout is not None
-            assert reading.stderr is not None
-            for number, line in enumerate(reading.stdout, start=1):
-                record = _record(line)
-                if record is not None:
-                    yield record
-                if number >= RECORDS_MAX:
-                    reading.terminate()
-                    return
-            said = reading.stderr.read(2000).decode("utf-8", "replace").strip()
-            if reading.wait() != 0:
-                hint = f" {WHO_MAY}" if "permission" in said else ""
-                raise JournalUnreadable(f"journalctl: {printable(said) or 'no records'}{hint}")
-    except OSError as problem:
-        raise JournalUnreadable(f"journalctl: {problem.strerror}") from None
-
-
-def _record(line: bytes) -> dict[str, object] | None:
-    try:
-        record = json.loads(line)
-    except ValueError:
-        return None
-    return record if isinstance(record, dict) else None
 
 
 def of_a_test(record: dict[str, object]) -> bool:

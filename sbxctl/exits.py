@@ -30,6 +30,7 @@ class Exit(IntEnum):
     EGRESS_REFUSED = 247  # sbxctl egress check: the destination would be refused
     EGRESS_NOT_CONFORMING = 248  # sbxctl egress test: a probe failed, or a control of one
     ALERTING = 249  # sbxctl status: an alert stands
+    AUDIT_INCOMPLETE = 250  # sbxctl audit verify: a record is missing, out of turn or forged
     INTERRUPTED = 130
 
 

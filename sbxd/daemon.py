@@ -33,8 +33,8 @@ from sbxd.audit.events import (
     StartupRefused,
     StopReason,
 )
-from sbxd.audit.journald import JournaldSink
 from sbxd.audit.sink import AuditSink, AuditUnavailable
+from sbxd.auditing import open_audit
 from sbxd.config import CredentialState, StartupRefusal, startup_refusals
 from sbxd.daemon_images import (
     FakeUsers,
@@ -126,25 +126,26 @@ _UNABLE = (
 
 async def run(settings: Settings, given: Given, log: logging.Logger) -> ExitStatus:
     """Judge the configuration, start, serve until told to stop or unable to go on."""
-    journald = JournaldSink(settings.journal_socket)
-    audit = CountedSink(journald, DerivedMetrics(settings.sandbox.value, time.monotonic))
-    status = ExitStatus.FAILED
+    refusals = startup_refusals(
+        settings,
+        credential=CredentialState.PRESENT if given.credential else CredentialState.ABSENT,
+        available_mechanisms=BUILT,
+    )
+    for refusal in refusals:
+        log.error("refusing to start: %s", refusal)
+    status = ExitStatus.REFUSED if refusals else ExitStatus.FAILED
     try:
-        refusals = startup_refusals(
-            settings,
-            credential=CredentialState.PRESENT if given.credential else CredentialState.ABSENT,
-            available_mechanisms=BUILT,
-        )
-        if refusals:
-            await _report_refusals(refusals, audit, log)
-            return ExitStatus.REFUSED
-        serve = _serve_fake if settings.sandbox is SandboxMechanism.FAKE else _serve_launched
-        status = await serve(settings, given, audit, log)
+        async with open_audit(settings) as recorder:
+            derived = DerivedMetrics(settings.sandbox.value, time.monotonic)
+            audit = CountedSink(recorder, derived, lambda: recorder.counts.waiting)
+            if refusals:
+                await audit.emit(_refused(refusals))
+                return status
+            serve = _serve_fake if settings.sandbox is SandboxMechanism.FAKE else _serve_launched
+            status = await serve(settings, given, audit, log)
     except* _UNABLE as group:
         for problem in _leaves(group):
             log.error("unable to go on: %s", problem)
-    finally:
-        journald.close()
     return status
 
 
@@ -156,16 +157,10 @@ def _leaves(group: BaseExceptionGroup) -> Iterator[BaseException]:
             yield problem
 
 
-async def _report_refusals(
-    refusals: Sequence[StartupRefusal], audit: AuditSink, log: logging.Logger
-) -> None:
-    for refusal in refusals:
-        log.error("refusing to start: %s", refusal)
-    named = tuple(f"{key}={value}" for refusal in refusals for key, value in refusal.settings)
-    try:
-        await audit.emit(StartupRefused(settings=named))
-    except AuditUnavailable as problem:
-        log.error("the refusal could not be recorded: %s", problem)
+def _refused(refusals: Sequence[StartupRefusal]) -> StartupRefused:
+    return StartupRefused(
+        settings=tuple(f"{key}={value}" for refusal in refusals for key, value in refusal.settings)
+    )
 
 
 # --- the mechanisms ---------------------------------------------------------------------------
@@ -316,7 +311,9 @@ async def _serve(
 ) -> ExitStatus:
     version = package_version("sbxd")
     observed = about(version, assembled.mechanism_name)
-    observer = DaemonObserver(settings, audit.derived, assembled.environments, observed)
+    observer = DaemonObserver(
+        settings, audit.derived, assembled.environments, observed, spooled=audit.waiting
+    )
     context = SessionContext(
         settings=settings,
         dispatch=Dispatch(

@@ -196,4 +196,6 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     )
 
 
+# The kernel's name of this boot, for the audit's sequence.
+BOOT_ID_FILE = "/proc/sys/kernel/random/boot_id"
 SMALLEST_WORKSPACE_BYTES = 16 * MIB

@@ -1,9 +1,9 @@
-"""The journal as the sink of the audit, over its native datagram socket.
+"""The journal's native datagram socket: one record is one datagram, taken whole or not at all.
 
-Invariants: an event is one datagram (or one sealed memory file when it is larger than a datagram
-may be), so it is recorded whole or not at all; waiting is bounded; whatever keeps an event from
-the journal is AuditUnavailable, never a drop. Nothing is buffered here: back-pressure reaches the
-emitter.
+Invariants: waiting is bounded; a record that is larger than a datagram may be goes as one sealed
+memory file. Nothing is numbered or kept here but what the journal has not read yet: when the
+socket behind a connection is closed the kernel throws that away, so it is handed back
+(`take_unread`). Who reads it again may find a record twice, and never one too few.
 
 The socket stays with the service manager while the journal restarts, so datagrams queue in the
 kernel; when the queue is full, a send waits for at most `wait_seconds`.
@@ -13,71 +13,124 @@ import errno
 import fcntl
 import os
 import socket
+import termios
+from collections import deque
 
 import trio
 
-from sbxd.audit.encode import encode, serialize
-from sbxd.audit.events import AuditEvent
 from sbxd.audit.sink import AuditUnavailable
 
 WAIT_SECONDS = 2.0
+# More of ours than this never wait in the kernel: a socket's send buffer holds some 160.
+UNREAD_MAX = 1024
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SEAL
 # The peer behind our connection is gone and another may listen on the same path.
 _STALE = frozenset({errno.ECONNREFUSED, errno.ENOTCONN, errno.ECONNRESET, errno.EPIPE})
 _TOO_LARGE = frozenset({errno.EMSGSIZE, errno.ENOBUFS})
 
 
-class JournaldSink:
-    """Sends events to the journal's socket. Use it within one trio run; close it at the end."""
+class JournalReplaced(Exception):
+    """The socket that we were connected to is gone, with what nobody had read from it. The record
+    was not sent; another send connects anew."""
 
-    def __init__(self, socket_path: str, *, wait_seconds: float = WAIT_SECONDS) -> None:
-        self._path = socket_path
-        self._wait_seconds = wait_seconds
+
+class JournalSocket:
+    """Sends records. Use it within one trio run; close it at the end."""
+
+    def __init__(self, path: str, *, wait_seconds: float = WAIT_SECONDS) -> None:
+        self.wait_seconds = wait_seconds
+        self._path = path
         self._socket: socket.socket | None = None
-        self._turn = trio.Lock()
+        self._unread: deque[bytes] = deque(maxlen=UNREAD_MAX)
+        self._unread_bytes = 0
+        self._moved_at: float | None = None  # None: the journal has read everything
 
-    async def emit(self, event: AuditEvent) -> None:
-        """Record one event.
+    async def send(self, record: bytes) -> None:
+        """Send one record, waiting for room.
 
         Raises:
             AuditUnavailable: no journal listens, or its queue stayed full for `wait_seconds`.
+            JournalReplaced.
 
-        Cancellation: nothing of the event was sent, or all of it.
+        Cancellation: nothing of it was sent, or all of it.
         """
-        raw = serialize(encode(event))
-        with trio.move_on_after(self._wait_seconds):
-            # The lock is FIFO: events of one task keep their order.
-            async with self._turn:
-                try:
-                    await self._send(raw)
-                except OSError as problem:
-                    self.close()
-                    name = errno.errorcode.get(problem.errno or 0, "an error without a number")
-                    raise AuditUnavailable(f"the journal takes no event: {name}") from None
+        with trio.move_on_after(self.wait_seconds):
+            while not self.send_nowait(record):
+                assert self._socket is not None
+                await trio.lowlevel.wait_writable(self._socket)
             return
-        raise AuditUnavailable(f"the journal took no event for {self._wait_seconds} s")
+        raise AuditUnavailable(f"the journal took no record for {self.wait_seconds} s")
+
+    def send_nowait(self, record: bytes) -> bool:
+        """Send one record if there is room; whether there was.
+
+        Raises:
+            AuditUnavailable: no journal listens, or the kernel refuses.
+            JournalReplaced.
+        """
+        fresh = self._socket is None
+        try:
+            connection = self._connected()
+            _send_nowait(connection, record)
+        except BlockingIOError:
+            return False
+        except OSError as problem:
+            if problem.errno in _STALE and not fresh:
+                self._disconnect()
+                raise JournalReplaced from None
+            self._disconnect()
+            name = errno.errorcode.get(problem.errno or 0, "an error without a number")
+            raise AuditUnavailable(f"the journal takes no record: {name}") from None
+        self._note(len(record))
+        if self._moved_at is None:
+            self._unread.clear()
+        else:
+            self._unread.append(record)
+        return True
+
+    def take_unread(self) -> list[bytes]:
+        """What a journal that was replaced may not have read, oldest first, and for the last
+        time."""
+        taken = list(self._unread)
+        self._unread.clear()
+        self._moved_at = None
+        self._unread_bytes = 0
+        return taken
+
+    def unread_bytes(self) -> int:
+        """How much of what was sent the journal has not read, in the kernel's memory."""
+        return self._note(0)
+
+    def stalled_seconds(self) -> float:
+        """For how long the journal has read nothing of what waits for it; 0.0 when nothing
+        does."""
+        self._note(0)
+        return 0.0 if self._moved_at is None else trio.current_time() - self._moved_at
 
     def close(self) -> None:
-        """Release the socket while no emit runs. Idempotent; a later emit connects anew."""
+        """Release the socket while no send runs. Idempotent; a later send connects anew."""
+        self._disconnect()
+
+    def _note(self, sent_bytes: int) -> int:
+        """Look at what waits. It moved unless it grew by all that was sent since the last look."""
+        before, now = self._unread_bytes, self._queued()
+        self._unread_bytes = now
+        if now == 0:
+            self._moved_at = None
+        elif self._moved_at is None or now < before + sent_bytes or (sent_bytes and now <= before):
+            self._moved_at = trio.current_time()
+        return now
+
+    def _queued(self) -> int:
+        if self._socket is None:
+            return 0
+        raw = fcntl.ioctl(self._socket, termios.TIOCOUTQ, bytes(4))
+        return int.from_bytes(raw, "little")
+
+    def _disconnect(self) -> None:
         if self._socket is not None:
             self._socket.close()
             self._socket = None
-
-    async def _send(self, raw: bytes) -> None:
-        fresh = self._socket is None
-        while True:
-            connection = self._connected()
-            try:
-                _send_nowait(connection, raw)
-            except BlockingIOError:
-                await trio.lowlevel.wait_writable(connection)
-            except OSError as problem:
-                if problem.errno not in _STALE or fresh:
-                    raise
-                self.close()
-                fresh = True
-            else:
-                return
 
     def _connected(self) -> socket.socket:
         if self._socket is None:

@@ -1,5 +1,5 @@
-"""Who takes events: a protocol and an in-memory implementation. The journal's is
-`sbxd.audit.journald`.
+"""Who takes events: a protocol and an in-memory implementation. The daemon's is
+`sbxd.audit.recorder`.
 
 Invariant: an event that a sink could not deliver is an error at its emitter, never a silent drop.
 """
@@ -29,6 +29,10 @@ class AuditSink(Protocol):
         """
         ...
 
+    def admit(self) -> None:
+        """Before new work. Raises AuditUnavailable while it must be refused."""
+        ...
+
 
 class MemorySink:
     """Keeps events in order. For tests, and for `sandbox = "fake"` in process."""
@@ -41,6 +45,10 @@ class MemorySink:
         if self._failing:
             raise AuditUnavailable("the in-memory sink was told to fail")
         self.events.append(event)
+
+    def admit(self) -> None:
+        if self._failing:
+            raise AuditUnavailable("the in-memory sink was told to fail")
 
     def fail(self) -> None:
         """From now on every emit raises AuditUnavailable."""

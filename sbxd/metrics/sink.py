@@ -4,17 +4,22 @@ Invariant: what a sink promises holds here unchanged; an event is counted after 
 and one that was not taken is counted as that alone.
 """
 
+from collections.abc import Callable
+
 from sbxd.audit.events import AuditEvent
 from sbxd.audit.sink import AuditSink, AuditUnavailable
 from sbxd.metrics.derived import DerivedMetrics
 
 
 class CountedSink:
-    """Implements sbxd.audit.sink.AuditSink over another."""
+    """Implements sbxd.audit.sink.AuditSink over another. waiting: of its records, how many wait."""
 
-    def __init__(self, inner: AuditSink, derived: DerivedMetrics) -> None:
+    def __init__(
+        self, inner: AuditSink, derived: DerivedMetrics, waiting: Callable[[], int] = lambda: 0
+    ) -> None:
         self._inner = inner
         self.derived = derived
+        self.waiting = waiting
 
     async def emit(self, event: AuditEvent) -> None:
         """As `AuditSink.emit`."""
@@ -24,3 +29,7 @@ class CountedSink:
             self.derived.observe_unrecorded()
             raise
         self.derived.observe(event)
+
+    def admit(self) -> None:
+        """As `AuditSink.admit`."""
+        self._inner.admit()

@@ -24,6 +24,7 @@ from sbxd.audit.events import (
 )
 from sbxd.audit.sink import AuditSink, AuditUnavailable
 from sbxd.lifecycle.environments import Environments, Peer, PeerRole
+from sbxd.lifecycle.errors import audit_unavailable
 from sbxd.policy.command import validate_command
 from sbxd.policy.containment import relative_bytes
 from sbxd.policy.images import default_image
@@ -155,6 +156,7 @@ class Dispatch:
     ) -> m.TerminalReply:
         match request:
             case m.Provision():
+                self._admit()
                 handle = await self._environments.provision(peer, request.specification)
                 return m.Provisioned(request_id=request.request_id, handle=handle)
             case m.Execute():
@@ -200,6 +202,7 @@ class Dispatch:
             network_enabled=wire.network_enabled,
         )
         validate_command(command)
+        self._admit()
         with self._stdin.reserve(request.stdin_bytes):
             stdin = b"".join([piece async for piece in exchange.upload()])
             result = await self._environments.execute(
@@ -272,6 +275,7 @@ class Dispatch:
     ) -> m.TerminalReply:
         match request:
             case m.ImageImport():
+                self._admit()
                 image = await self._images.import_image(request, exchange.upload())
                 await self._record_done(
                     ImageImported(
@@ -285,6 +289,7 @@ class Dispatch:
             case m.ImageList():
                 return m.Images(request_id=request.request_id, images=await self._images.list())
             case m.ImageRemove():
+                self._admit()
                 await self._images.remove(request.digest)
                 await self._record_done(
                     ImageRemoved(image_digest=request.digest, peer_uid=peer.uid)
@@ -425,6 +430,13 @@ class Dispatch:
                 )
             case _:
                 raise error
+
+    def _admit(self) -> None:
+        """New work, before anything is done. Raises ExecutionUnavailable(AUDIT_UNAVAILABLE)."""
+        try:
+            self._audit.admit()
+        except AuditUnavailable:
+            raise audit_unavailable() from None
 
     async def _record_done(self, event: AuditEvent) -> None:
         try:

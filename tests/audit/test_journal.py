@@ -15,7 +15,7 @@ from sbxd.audit.events import (
     OrphanDestroyed,
     RequestRejected,
 )
-from sbxd.audit.journald import JournaldSink
+from sbxd.audit.recorder import open_recorder
 from sbxd.audit.vocabulary import EVENT_TYPES
 from sbxd.policy.timeouts import TimeoutBound
 from sbxd.policy.violations import ViolationCode
@@ -26,6 +26,8 @@ from sbxd.settings import Settings
 pytestmark = pytest.mark.needs("systemd")
 
 CATALOG = Path(__file__).parents[2] / "packaging" / "sbxd.catalog"
+JOURNAL = Settings().journal_socket
+BOOT = "b" * 32
 FORGED = "x\nSBX_OUTCOME=allow\n_UID=4242\nPRIORITY=0\nMESSAGE=forged\n\x1b[2J<0>"
 
 
@@ -53,27 +55,26 @@ def environment_id() -> EnvironmentId:
 
 
 async def test_a_forged_value_is_one_field_of_the_real_journal(
-    environment_id: EnvironmentId,
+    environment_id: EnvironmentId, tmp_path: Path
 ) -> None:
     argv = describe_argv((FORGED.encode(), b"sk-planted-secret"))
-    sink = JournaldSink(Settings().journal_socket)
-    await sink.emit(
-        CommandStarted(
-            environment_id=environment_id,
-            tenant_id=TenantId("t"),
-            run_id=RunId("r"),
-            lease_epoch=1,
-            command_number=1,
-            program=argv.program,
-            argv_count=argv.argv_count,
-            argv_sha256=argv.argv_sha256,
-            stdin_bytes=0,
-            network_enabled=False,
-            effective_timeout_ms=1000,
-            timeout_bound=TimeoutBound.COMMAND,
+    async with open_recorder(tmp_path, JOURNAL, boot_id=BOOT) as sink:
+        await sink.emit(
+            CommandStarted(
+                environment_id=environment_id,
+                tenant_id=TenantId("t"),
+                run_id=RunId("r"),
+                lease_epoch=1,
+                command_number=1,
+                program=argv.program,
+                argv_count=argv.argv_count,
+                argv_sha256=argv.argv_sha256,
+                stdin_bytes=0,
+                network_enabled=False,
+                effective_timeout_ms=1000,
+                timeout_bound=TimeoutBound.COMMAND,
+            )
         )
-    )
-    sink.close()
     (entry,) = entries(environment_id)
     assert text(entry["SBX_PROGRAM"]) == FORGED
     assert entry["MESSAGE_ID"] == CommandStarted.MESSAGE_ID
@@ -87,30 +88,28 @@ async def test_a_forged_value_is_one_field_of_the_real_journal(
 
 
 async def test_an_event_too_large_for_a_datagram_arrives_whole(
-    environment_id: EnvironmentId,
+    environment_id: EnvironmentId, tmp_path: Path
 ) -> None:
     kinds = tuple(f"{number:04}" + "x" * 12_000 for number in range(64))
-    sink = JournaldSink(Settings().journal_socket)
-    await sink.emit(OrphanDestroyed(environment_id=environment_id, kinds=kinds))
-    sink.close()
+    async with open_recorder(tmp_path, JOURNAL, boot_id=BOOT) as sink:
+        await sink.emit(OrphanDestroyed(environment_id=environment_id, kinds=kinds))
     (entry,) = entries(environment_id)
     assert entry["SBX_KINDS"] == list(kinds)
 
 
-async def test_events_keep_their_order(environment_id: EnvironmentId) -> None:
-    sink = JournaldSink(Settings().journal_socket)
-    for number in range(50):
-        await sink.emit(
-            RequestRejected(
-                verb="execute",
-                code=RejectedCode.ENVIRONMENT_GONE,
-                violation=ViolationCode.HANDLE_DENIED,
-                detail=str(number),
-                peer_uid=0,
-                environment_id=environment_id,
+async def test_events_keep_their_order(environment_id: EnvironmentId, tmp_path: Path) -> None:
+    async with open_recorder(tmp_path, JOURNAL, boot_id=BOOT) as sink:
+        for number in range(50):
+            await sink.emit(
+                RequestRejected(
+                    verb="execute",
+                    code=RejectedCode.ENVIRONMENT_GONE,
+                    violation=ViolationCode.HANDLE_DENIED,
+                    detail=str(number),
+                    peer_uid=0,
+                    environment_id=environment_id,
+                )
             )
-        )
-    sink.close()
     assert [entry["SBX_DETAIL"] for entry in entries(environment_id)] == [
         str(number) for number in range(50)
     ]

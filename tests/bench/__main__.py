@@ -18,7 +18,7 @@ import msgspec
 import trio
 
 from sbxd.port.errors import PortError
-from tests.bench import chaos, kill, load, memory, roundtrip, soak
+from tests.bench import audit, chaos, kill, load, memory, roundtrip, soak
 from tests.bench.daemon import Daemon, FreshSandbox, Profile, daemon_here, live_sandbox, worker
 from tests.bench.machine import machine
 from tests.bench.peers import PROGRAMS, Peers, Tool, peers_on
@@ -227,6 +227,27 @@ async def find_faults(options: argparse.Namespace, image: Path | None, seed: int
     return found
 
 
+async def record_many(options: argparse.Namespace, image: Path | None) -> audit.Audited:
+    """The audit under load alone. Raises OperationFailed, the port's errors."""
+    async with daemon_here(image) as daemon:
+        return await audit.audited(daemon, options.audit)
+
+
+def recorded(options: argparse.Namespace, image: Path | None) -> int:
+    """Record, prove and report; the exit status."""
+    found: audit.Audited | None = None
+    try:
+        found = trio.run(record_many, options, image)
+    except* (PortError, OperationFailed) as group:
+        sys.stdout.write("".join(f"audit: {error}\n" for error in leaves(group)))
+    if found is None:
+        return 1
+    sys.stdout.write("\n".join(audit.render(found)) + "\n")
+    if options.json is not None:
+        options.json.write_bytes(msgspec.json.format(msgspec.json.encode(found)))
+    return 0 if found.holds else 1
+
+
 def attacked(options: argparse.Namespace, image: Path | None, seed: int) -> int:
     """Chaos or the fault loop, and the report; the exit status."""
     try:
@@ -275,6 +296,9 @@ def arguments(argv: Sequence[str]) -> argparse.Namespace:
         help="a soak with random kills, nothing else (default: 30 minutes)",
     )
     parser.add_argument(
+        "--audit", type=int, metavar="EVENTS", help="so many audit events under load, nothing else"
+    )
+    parser.add_argument(
         "--faults",
         type=int,
         nargs="?",
@@ -295,6 +319,8 @@ def main(argv: Sequence[str]) -> int:
     image = options.image or (LANE_IMAGE if LANE_IMAGE.exists() else None)
     if options.chaos is not None or options.faults is not None:
         return attacked(options, image, seed)
+    if options.audit is not None:
+        return recorded(options, image)
     if options.soak is not None:
         return soaked(options, image)
     here = machine()

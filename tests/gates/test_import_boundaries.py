@@ -66,6 +66,8 @@ LAYERS = (
     Layer("sbxd.oci", (), ("msgspec",), IMPURE),
     Layer("sbxd.audit.events", ("sbxd.port", "sbxd.policy"), ("msgspec",), IMPURE),
     Layer("sbxd.audit.lease_events", ("sbxd.audit.events", "sbxd.port"), ("msgspec",), IMPURE),
+    Layer("sbxd.audit.stream_events", ("sbxd.audit.events",), ("msgspec",), IMPURE),
+    Layer("sbxd.audit.header", ("sbxd.audit.encode",), ("msgspec",), IMPURE),
     Layer("sbxd.audit.encode", ("sbxd.audit.events",), ("msgspec",), IMPURE),
     # The worker's side.
     Layer("sbxd.client", PURE, ("msgspec", "anyio"), SPAWNING),
@@ -91,6 +93,7 @@ LAYERS = (
     Layer("sbxd.audit", PURE, ("msgspec", "trio"), SPAWNING),
     Layer("sbxd.fake.service", (*PURE, "sbxd.fake", "sbxd.lifecycle.environments", "sbxd.audit"),
           ("msgspec", "anyio", "trio"), SPAWNING),
+    Layer("sbxd.auditing", ("sbxd.audit", "sbxd.settings"), (), SPAWNING),
     Layer("sbxd.notify", (), (), SPAWNING),
     Layer("sbxd.mechanisms", ("sbxd.mechanism", "sbxd.settings"), ("trio",), SPAWNING),
     Layer("sbxd.doors", ("sbxd.audit.events", "sbxd.service.listener"), ("trio",), SPAWNING),
@@ -115,7 +118,8 @@ LAYERS = (
     Layer("sbxd.observing",
           (*PURE, "sbxd.metrics", "sbxd.lifecycle.environments"), ("trio",), SPAWNING),
     Layer("sbxd.daemon",
-          (*PURE, "sbxd.config", "sbxd.audit", "sbxd.fake", "sbxd.mechanism", "sbxd.lifecycle",
+          (*PURE, "sbxd.config", "sbxd.audit", "sbxd.auditing", "sbxd.fake", "sbxd.mechanism",
+           "sbxd.lifecycle",
            "sbxd.egress", "sbxd.proxies", "sbxd.service", "sbxd.notify", "sbxd.doors",
            "sbxd.mechanisms", "sbxd.daemon_images", "sbxd.metrics", "sbxd.observing"),
           ("msgspec", "trio"), SPAWNING),
@@ -143,7 +147,9 @@ LAYERS = (
     # What runs inside an environment and tries things: a program of its own.
     Layer("sbxd.probes"),
     # The operator's side. doctor and image building may run programs.
-    Layer("sbxctl", (*PURE, "sbxd.client", "sbxd.oci", "sbxd.probes"),
+    Layer("sbxctl",
+          (*PURE, "sbxd.audit.position", "sbxd.audit.vocabulary", "sbxd.client", "sbxd.oci",
+           "sbxd.probes"),
           ("msgspec", "anyio", "trio", "click", "rich")),
 )  # fmt: skip
 

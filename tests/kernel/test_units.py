@@ -137,6 +137,7 @@ def test_the_running_launcher_is_root_within_its_bounds() -> None:
         ("/run/sbxd-launcher/launcher.sock", "sbxd", "root", "600"),
         ("/var/lib/sbxd", "root", "root", "755"),
         ("/var/lib/sbxd/images", "sbxd", "sbxd", "755"),
+        ("/var/lib/sbxd/audit", "sbxd", "sbxd", "700"),
         ("/var/lib/sbxd/journal", "sbxd", "sbxd", "700"),
         ("/var/lib/sbxd/uids", "root", "root", "700"),
         ("/var/lib/sbxd/unpacked", "root", "root", "700"),

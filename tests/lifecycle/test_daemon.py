@@ -8,7 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -16,9 +16,12 @@ import trio
 from trio.testing import MockClock
 
 from sbxd.__main__ import read_credential
+from sbxd.client.remote import connect
 from sbxd.daemon import LAUNCHER_SECONDS, CannotStart, read_boot_id
 from sbxd.mechanism.protocol import Inventory
+from sbxd.port.errors import ExecutionUnavailable, UnavailableCode
 from tests.lifecycle.double import MechanismDouble
+from tests.redteam.live import specification
 
 SECONDS_MAX = 30.0
 FAKE = 'deployment_mode = "development"\nauth_mode = "dev"\nsandbox = "fake"\n'
@@ -93,7 +96,8 @@ def test_it_says_when_it_is_ready_shows_life_and_stops_when_told(place: Place) -
         assert process.wait(SECONDS_MAX) == 0
         assert place.manager.recv(1000).startswith(b"STOPPING=1")
         events = place.events()
-        assert events[0].startswith("Service started: mechanism fake")
+        assert events[0] == "Audit opened after number 0, 0 records waiting"
+        assert events[1].startswith("Service started: mechanism fake")
         assert events[-1] == "Service stopped (SIGNALLED): 0 environments ended"
 
 
@@ -105,7 +109,7 @@ def test_a_mechanism_that_is_not_built_is_refused_by_name(place: Place, mechanis
         _out, told = process.communicate(timeout=SECONDS_MAX)
         assert process.returncode == 2
         assert f"refusing to start: sandbox = {mechanism}" in told
-        assert place.events() == [f"Startup refused: sandbox={mechanism}"]
+        assert place.events()[1:] == [f"Startup refused: sandbox={mechanism}"]
 
 
 def test_every_refusal_is_told_at_once(place: Place) -> None:
@@ -145,13 +149,41 @@ async def test_a_launcher_that_never_answers_is_given_up_after_a_while(
     assert trio.current_time() - began == LAUNCHER_SECONDS
 
 
-def test_without_an_audit_log_it_does_not_serve(place: Place) -> None:
+def test_without_a_journal_it_serves_refuses_new_work_and_keeps_the_records(place: Place) -> None:
     (place.directory / "journal.sock").unlink()
     with ended(place.start(FAKE)) as process:
+        assert place.manager.recv(1000).startswith(b"READY=1")
+        with pytest.raises(ExecutionUnavailable) as refused:
+            trio.run(_provision, str(place.directory / "run/worker.sock"))
+        assert refused.value.code is UnavailableCode.AUDIT_UNAVAILABLE
+        process.send_signal(signal.SIGTERM)
         _out, told = process.communicate(timeout=SECONDS_MAX)
-        assert process.returncode == 1
-        assert "the journal takes no event" in told
+        assert process.returncode == 0
         assert "Traceback" not in told
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as journal:
+        journal.bind(str(place.directory / "journal.sock"))
+        back = replace(place, journal=journal)
+        with ended(back.start(FAKE)) as process:
+            assert place.manager.recv(1000).startswith(b"STOPPING=1")
+            assert place.manager.recv(1000).startswith(b"READY=1")
+            events = back.events()
+    assert events[1].startswith("Service started: mechanism fake")
+    assert events[2].startswith("Service stopped (SIGNALLED)")
+    assert events[3].startswith("The journal took no record for")
+
+
+async def _provision(path: str) -> None:
+    async with connect(path, client_name="test") as remote:
+        await remote.provision(specification("sha256:" + "0" * 64))
+
+
+def test_a_state_directory_that_another_daemon_has_is_refused(place: Place) -> None:
+    with ended(place.start(FAKE)):
+        assert place.manager.recv(1000).startswith(b"READY=1")
+        with ended(place.start(FAKE)) as second:
+            _out, told = second.communicate(timeout=SECONDS_MAX)
+            assert second.returncode == 1
+            assert "held by another daemon" in told
 
 
 def test_the_credential_is_the_files_content_without_white_space(tmp_path: Path) -> None:

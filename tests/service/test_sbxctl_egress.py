@@ -14,6 +14,7 @@ from sbxctl.advice import ADVICE
 from sbxctl.egress import steps
 from sbxctl.egress_test import row, target_of
 from sbxctl.exits import Exit
+from sbxctl.journal import Query, unit
 from sbxctl.lesson import Denial, as_toml, lesson
 from sbxctl.specification import TEST_RUNS
 from sbxd.audit.events import Door
@@ -337,7 +338,7 @@ def test_only_the_operators_runs_are_of_the_suite() -> None:
 
 
 def test_the_journal_is_asked_for_what_the_daemons_unit_wrote_alone() -> None:
-    words = egress_learn.command("SBX_RUN_ID=run-1", since="--output=cat")
+    words = Query(matches=(unit(), "SBX_RUN_ID=run-1"), since="--output=cat").argv()
     assert "_SYSTEMD_UNIT=sbxd.service" in words
     assert "SBX_RUN_ID=run-1" in words
     assert "--since=--output=cat" in words, "a value is never an option"

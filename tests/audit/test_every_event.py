@@ -1,0 +1,41 @@
+"""Every type of event is recorded by something that really happens, and the journal explains it."""
+
+import subprocess
+
+import pytest
+
+from sbxd.audit.vocabulary import EVENT_TYPES
+from tests.audit.live_records import recording
+from tests.audit.scenarios import SCENARIOS, Scenario, restored
+
+
+def test_no_type_of_event_is_without_a_scenario() -> None:
+    covered = {kind for each in SCENARIOS for kind in each.records}
+    assert {kind.__name__ for kind in set(EVENT_TYPES) - covered} == set()
+
+
+@pytest.mark.needs("daemon", "root", "lane-container")
+@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda each: each.name)
+async def test_a_scenario_records_what_it_is_said_to(scenario: Scenario) -> None:
+    await restored()
+    with recording() as recorded:
+        await scenario.run()
+    assert {kind.__name__ for kind in scenario.records} <= recorded.events
+    ids = {kind.__name__: kind.MESSAGE_ID for kind in EVENT_TYPES}
+    for each in recorded.records:
+        assert each.message_id == ids[each.event]
+    numbers = [each.sequence or 0 for each in recorded.records]
+    # One may be there twice where the journal went away.
+    assert numbers == sorted(numbers)
+    assert set(numbers) == set(range(min(numbers), max(numbers) + 1))
+
+
+@pytest.mark.needs("daemon", "root", "lane-container")
+def test_the_journal_of_an_installed_host_explains_every_type() -> None:
+    subprocess.run(["journalctl", "--update-catalog"], check=True, timeout=60)
+    listed = subprocess.run(
+        ["journalctl", "--list-catalog"], check=True, capture_output=True, text=True, timeout=60
+    ).stdout
+    assert {kind.MESSAGE_ID for kind in EVENT_TYPES} <= {
+        line.split(" ")[0] for line in listed.splitlines()
+    }
