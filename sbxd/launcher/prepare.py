@@ -90,7 +90,7 @@ def _build(request: Prepare, filters: Filters, steps: Steps, held: ExitStack) ->
         with suppress_unsupported():
             id_map(image, [(uids.IMAGE_BASE + i, ids.outer(i), 1) for i in INNER_IDS])
     with steps.step("scope"):
-        start_scope(request, anchor.pid, request.limits)
+        start_scope(request, anchor.pid, request.most)
     with steps.step("box"):
         scope = cgroup.open_directory(hostpaths.scope_directory(environment_id))
         held.callback(os.close, scope)
@@ -204,7 +204,8 @@ def id_map(mount: int, lines: list[mounts.MapLine]) -> None:
 
 
 def start_scope(request: Prepare, anchor: int, limits: CgroupLimits) -> None:
-    """Have PID 1 put a scope around the anchor. limits: of the leaf. Raises OSError."""
+    """Have PID 1 put a scope around the anchor. limits: the most that the environment
+    can ever have. Raises OSError."""
     properties = systemd.scope_properties(
         request.environment_id, anchor, limits, request.back_stop_seconds
     )

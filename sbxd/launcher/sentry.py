@@ -128,7 +128,8 @@ def _build(
             held.callback(os.close, copied)
     limits = cgroup.kernel_limits(request.limits, Kernel.SENTRY)
     with steps.step("scope"):
-        prepare.start_scope(request, anchor.pid, limits)
+        most = cgroup.kernel_limits(request.most, Kernel.SENTRY)
+        prepare.start_scope(request, anchor.pid, most)
     with steps.step("box"):
         scope = cgroup.open_directory(hostpaths.scope_directory(environment_id))
         held.callback(os.close, scope)

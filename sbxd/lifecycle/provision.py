@@ -102,6 +102,7 @@ class Provisioner:
                 except EpochTooLow:
                     self._return_untouched(slot, age_ends_at)
                     raise
+                self._registry.reserve.handed_out(slot)
                 self._supersede(slot)
             else:
                 await self._build_for(slot, tenancy)
@@ -184,6 +185,7 @@ class Provisioner:
     async def _build_for(self, slot: Supervisor, tenancy: Tenancy) -> None:
         """Build an environment for a run that the reserve has nothing for."""
         await self._registry.begin(slot, tenancy)
+        self._registry.reserve.missed(slot.profile)
         self._supersede(slot)
         await slot.prepared.wait()
         if slot.preparation_failure is not None:

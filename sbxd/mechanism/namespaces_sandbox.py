@@ -22,6 +22,7 @@ from sbxd.launcher.requests import (
     PREPARED_DESCRIPTORS,
     PROXY_DESCRIPTORS,
     STOP_PROOF,
+    VOLUME_QUOTA,
     Assign,
     CgroupLimits,
     Destroy,
@@ -45,6 +46,7 @@ from sbxd.mechanism.protocol import (
     SandboxLost,
     SlotProfile,
     StartFailure,
+    VolumeBinding,
     VolumeReading,
 )
 from sbxd.mechanism.proxy_port import ProxyPort
@@ -129,6 +131,11 @@ class NamespacesSandbox:
         self.profile = profile
         self.scope = prepared.scope
         self.unenforced_limits = prepared.unenforced
+        self.volume_binding = (
+            VolumeBinding.AT_HAND_OUT
+            if prepared.volume_kind == VOLUME_QUOTA
+            else VolumeBinding.AT_BUILD
+        )
         self.steps = prepared.steps
         self._client = client
         self._nursery = nursery
