@@ -34,7 +34,9 @@ async def wait_slot() -> None:
 @pytest.mark.case("LIF-12")
 async def test_a_program_finds_what_was_planted_before_it_in_the_same_environment() -> None:
     """The control: each place in which a tenant looks would show another's canary."""
-    async with live() as environment:
+    async with admin() as operator:
+        limits = (await operator.describe()).default_limits
+    async with live(limits) as environment:
         first, second = ("a" * 32, "b" * 32)
         size = 3 * 2**20
         planted = await environment.remote.execute(environment.handle, tenant_command(first, size))
