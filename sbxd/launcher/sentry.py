@@ -58,7 +58,7 @@ from sbxd.launcher.warm_up import warm_up
 from sbxd.port.network import NetworkShape
 
 CANARY = (b"true",)
-CANARY_PATH = b"/usr/bin:/bin"
+CANARY_PATH = b"/usr/local/bin:/usr/bin:/bin"
 CANARY_SECONDS = 15.0
 
 
@@ -171,7 +171,7 @@ def _build(
         verify_process(steward.pid, ids, path, Process.STEWARD)
     if request.ceilings is not None:
         with steps.step("warm_up"):
-            warm_up(started.channel)
+            warm_up(started.channel, CANARY_PATH)
     with steps.step("descriptors"):
         descriptors = [
             os.dup(started.channel.fileno()),

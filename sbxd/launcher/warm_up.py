@@ -20,19 +20,18 @@ PROGRAMS: Final = (
     (b"echo", b"warm"),
     (b"python3", b"-I", b"-c", b"pass"),
 )
-ENVIRONMENT: Final = (b"HOME=/workspace", b"LANG=C.UTF-8", b"TMPDIR=/tmp")
-SEARCH_PATH: Final = b"/usr/local/bin:/usr/bin:/bin"
+ENVIRONMENT: Final = (b"HOME=/workspace", b"LANG=C.UTF-8")
 SECONDS: Final = 5.0
 QUIET_SECONDS: Final = 5.0
 
 
-def warm_up(channel: socket.socket) -> None:
+def warm_up(channel: socket.socket, search_path: bytes) -> None:
     """Run them one after the other. Raises OSError when process 1 does not answer as it should;
     ValueError for a frame that is none."""
     null = os.open(hostpaths.NULL_DEVICE, os.O_RDWR | os.O_CLOEXEC)
     try:
         for argv in PROGRAMS:
-            run = frames.Run(frames.CANARY, b".", argv, ENVIRONMENT, SEARCH_PATH)
+            run = frames.Run(frames.CANARY, b".", argv, ENVIRONMENT, search_path)
             socket.send_fds(channel, [frames.encode(run)], [null, null, null])
             _await_end(channel)
     finally:
