@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from sbxd.client.remote import RemoteExecutionEnvironment
 from sbxd.port.command import ExecutionCommand
-from sbxd.port.environment import EnvironmentSpec
+from sbxd.port.environment import EnvironmentHandle
 from sbxd.port.limits import MIB
 
 # What each sandbox has for itself. The host's name is not among them: it is the same on purpose.
@@ -219,10 +219,9 @@ def tenant_command(canary: str, filling_bytes: int = 8 * MIB) -> ExecutionComman
 
 
 async def one_tenant(
-    remote: RemoteExecutionEnvironment, specification: EnvironmentSpec, seen: Canaries
+    remote: RemoteExecutionEnvironment, handle: EnvironmentHandle, seen: Canaries
 ) -> None:
-    """Take an environment, look, plant, and give it back. Raises the port's errors."""
-    handle = await remote.provision(specification)
+    """Look, plant, and give the environment back. Raises the port's errors."""
     try:
         result = await remote.execute(handle, tenant_command(fresh_canary()))
     finally:

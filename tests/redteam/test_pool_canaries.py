@@ -62,7 +62,7 @@ async def test_hand_outs_of_the_pool_show_nothing_of_earlier_tenants_and_are_all
         for number in range(HAND_OUTS):
             await wait_slot()
             one = specification(image, limits, tenant=f"t{number}", run=f"{prefix}-{number}")
-            await one_tenant(remote, one, seen)
+            await one_tenant(remote, await remote.provision(one), seen)
     assert seen.failures == []
     assert seen.leaks == []
     assert seen.hand_outs == HAND_OUTS
