@@ -375,7 +375,7 @@ def main(argv: Sequence[str]) -> int:
         services=run.services,
         idle=tuple(run.idle),
         refill=summarise(run.refill_ms, failures=0),
-        targets=judge(run.groups, run.throughput, run.idle, run.services),
+        targets=judge(run.groups, run.throughput, run.idle, run.services, run.mechanism),
         broken=tuple(run.broken),
     )
     sys.stdout.write(render(results, Detail.PROFILE if options.profile else Detail.RESULTS))

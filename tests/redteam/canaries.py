@@ -36,7 +36,7 @@ def look(where, data):
     looked[where] = looked.get(where, 0) + len(data)
     for word in WORD.findall(data):
         if word != own:
-            seen.setdefault(where, []).append(word.decode())
+            seen.setdefault(where, set()).add(word.decode())
 
 
 def look_blank(where, data):
@@ -109,10 +109,10 @@ def look_at_system_v():
     at = shared(0)
     look("system_v", b"" if at is None else ctypes.string_at(at, 65536))
     if libc.msgget(0x5B5B5B, 0) >= 0:
-        seen.setdefault("system_v", []).append("a message queue")
+        seen.setdefault("system_v", set()).add("a message queue")
     end = socket.socket(socket.AF_UNIX)
     if end.connect_ex(b"\0sbxcanary") == 0:
-        seen.setdefault("abstract", []).append("a listener")
+        seen.setdefault("abstract", set()).add("a listener")
     end.close()
 
 
@@ -163,7 +163,7 @@ except ImportError:
     tls = os.urandom(16).hex()
 libc.getauxval.restype = ctypes.c_void_p
 print(json.dumps({
-    "seen": seen, "dirty": dirty, "looked": looked,
+    "seen": {where: sorted(words) for where, words in seen.items()}, "dirty": dirty, "looked": looked,
     "hostname": socket.gethostname(),
     "unique": {
         "random": os.urandom(16).hex(), "uuid": str(uuid.uuid4()), "prng": random.random(),
