@@ -163,7 +163,8 @@ except ImportError:
     tls = os.urandom(16).hex()
 libc.getauxval.restype = ctypes.c_void_p
 print(json.dumps({
-    "seen": {where: sorted(words) for where, words in seen.items()}, "dirty": dirty, "looked": looked,
+    "seen": {where: sorted(words) for where, words in seen.items()},
+    "dirty": dirty, "looked": looked,
     "hostname": socket.gethostname(),
     "unique": {
         "random": os.urandom(16).hex(), "uuid": str(uuid.uuid4()), "prng": random.random(),
