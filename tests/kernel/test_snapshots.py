@@ -118,7 +118,7 @@ async def test_a_failure_is_told_to_the_command_alone(autojump_clock: MockClock)
     snapshots = Snapshots(steward, Root())
     steward.fails = True
     await snapshots.take_ahead()
-    with pytest.raises(MechanismError, match="steward.snapshot"):
+    with pytest.raises(MechanismError, match=r"steward\.snapshot"):
         await snapshots.before_command()
     snapshots.command_over()
     steward.fails = False
