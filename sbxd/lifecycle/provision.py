@@ -185,8 +185,8 @@ class Provisioner:
     async def _build_for(self, slot: Supervisor, tenancy: Tenancy) -> None:
         """Build an environment for a run that the reserve has nothing for."""
         await self._registry.begin(slot, tenancy)
-        self._registry.reserve.missed(slot.profile)
         self._supersede(slot)
+        self._registry.reserve.missed(slot.profile)
         await slot.prepared.wait()
         if slot.preparation_failure is not None:
             raise slot.preparation_failure

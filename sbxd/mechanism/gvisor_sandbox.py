@@ -99,11 +99,11 @@ class GvisorSandbox(NamespacesSandbox):
         """Start listening to the first Sentry. Raises MechanismError."""
         self._booted = trio.Event()
         self._tasks = await self._nursery.start(self._live)
+        self._tasks.start_soon(self._snapshots.take_ahead)
         leaf, self._first_leaf = self._first_leaf, None
         assert leaf is not None
         assert isinstance(self._init, GuestClient)
         await self._take(Sentry(leaf, self._init, self._init_socket, []))
-        self._tasks.start_soon(self._snapshots.take_ahead)
 
     async def assign(self, limits: ResourceLimits) -> None:
         """Give the slot to an environment. Raises MechanismError."""
