@@ -227,7 +227,7 @@ def soaked(options: argparse.Namespace, image: Path | None) -> int:
 async def find_canaries(options: argparse.Namespace, image: Path | None) -> canaries.CanaryRun:
     """Raises OperationFailed, the port's errors."""
     async with daemon_here(image) as daemon:
-        return await canaries.canaries(daemon, options.canaries)
+        return await canaries.canaries(daemon, options.canaries, options.within)
 
 
 async def queue(options: argparse.Namespace, image: Path | None, seed: int) -> queueing.Queueing:
@@ -310,7 +310,11 @@ def arguments(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--soak", type=int, metavar="CYCLES", help="that many cycles, nothing else")
     parser.add_argument("--at-once", type=int, default=32, help="cycles at a time of a soak")
     parser.add_argument(
-        "--within", type=float, default=math.inf, metavar="SECONDS", help="end a soak early"
+        "--within",
+        type=float,
+        default=math.inf,
+        metavar="SECONDS",
+        help="end a soak or canaries early",
     )
     parser.add_argument(
         "--chaos",

@@ -55,18 +55,20 @@ class CanaryRun(Struct, frozen=True, kw_only=True):
         )
 
 
-async def canaries(daemon: Daemon, count: int) -> CanaryRun:
-    """Take so many slots one after the other, a few tenants at a time. Raises OperationFailed when
+async def canaries(daemon: Daemon, count: int, within_seconds: float) -> CanaryRun:
+    """Take so many slots one after the other, a few tenants at a time, or fewer when the time is
+    over. Raises OperationFailed when
     the pool does not fill."""
     seen, began_ns = Canaries(), time.perf_counter_ns()
     prefix = f"canary-{secrets.token_hex(4)}"
     turn = trio.Lock()
+    ends_at = trio.current_time() + within_seconds
     numbers = iter(range(count))
 
     async def tenants() -> None:
         async with worker() as remote:
             for number in numbers:
-                if len(seen.failures) >= FAILURES_MAX:
+                if len(seen.failures) >= FAILURES_MAX or trio.current_time() >= ends_at:
                     return
                 try:
                     async with turn:  # who has seen a slot gets it
