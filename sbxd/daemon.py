@@ -14,7 +14,7 @@ import logging
 import secrets
 import signal
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -32,17 +32,23 @@ from sbxd.audit.events import (
     LimitUnenforced,
     ServiceStarted,
     ServiceStopped,
-    StartupRefused,
     StopReason,
 )
 from sbxd.audit.journald import JournaldSink
 from sbxd.audit.sink import AuditSink, AuditUnavailable
-from sbxd.config import CredentialState, StartupRefusal, resolve_aliases, startup_refusals
+from sbxd.config import CredentialState, resolve_aliases, startup_refusals
 from sbxd.doors import DoorUnavailable, open_doors
 from sbxd.egress.host_network import HostNetworkUnreadable
 from sbxd.fake.engine import FakeEngine
 from sbxd.fake.script import Outcome, Script
 from sbxd.fake.service import FakeEnvironments
+from sbxd.host import (
+    HostRefused,
+    accepted_missing,
+    host_memory_bytes,
+    report_refusals,
+    with_host_memory,
+)
 from sbxd.lifecycle.budgets import Budgets
 from sbxd.lifecycle.commands import CommandRules
 from sbxd.lifecycle.environments import Environments
@@ -118,6 +124,7 @@ _UNABLE = (
 
 async def run(settings: Settings, given: Given, log: logging.Logger) -> ExitStatus:
     """Judge the configuration, start, serve until told to stop or unable to go on."""
+    settings = with_host_memory(settings, host_memory_bytes())
     audit = JournaldSink(settings.journal_socket)
     status = ExitStatus.FAILED
     try:
@@ -127,13 +134,18 @@ async def run(settings: Settings, given: Given, log: logging.Logger) -> ExitStat
             available_mechanisms=BUILT,
         )
         if refusals:
-            await _report_refusals(refusals, audit, log)
+            await report_refusals(refusals, audit, log)
             return ExitStatus.REFUSED
         serve = _serve_fake if settings.sandbox is SandboxMechanism.FAKE else _serve_launched
         status = await serve(settings, given, audit, log)
     except* _UNABLE as group:
         for problem in _leaves(group):
             log.error("unable to go on: %s", problem)
+    except* HostRefused as group:
+        for problem in _leaves(group):
+            assert isinstance(problem, HostRefused)
+            await report_refusals(problem.refusals, audit, log)
+        status = ExitStatus.REFUSED
     finally:
         audit.close()
     return status
@@ -145,18 +157,6 @@ def _leaves(group: BaseExceptionGroup) -> Iterator[BaseException]:
             yield from _leaves(problem)
         else:
             yield problem
-
-
-async def _report_refusals(
-    refusals: Sequence[StartupRefusal], audit: AuditSink, log: logging.Logger
-) -> None:
-    for refusal in refusals:
-        log.error("refusing to start: %s", refusal)
-    named = tuple(f"{key}={value}" for refusal in refusals for key, value in refusal.settings)
-    try:
-        await audit.emit(StartupRefused(settings=named))
-    except AuditUnavailable as problem:
-        log.error("the refusal could not be recorded: %s", problem)
 
 
 # --- the mechanisms ---------------------------------------------------------------------------
@@ -460,6 +460,8 @@ async def _announce(
     for limit in settings.limits.allow_unenforced_limits:
         if states.get(limit, "ok") != "ok":
             await audit.emit(LimitUnenforced(limit=limit))
+    for accepted in accepted_missing(settings, posture):
+        await audit.emit(accepted)
 
 
 async def _wait_reason(signals: AsyncIterator[int], assembled: Assembled) -> StopReason:
