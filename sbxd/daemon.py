@@ -42,13 +42,7 @@ from sbxd.egress.host_network import HostNetworkUnreadable
 from sbxd.fake.engine import FakeEngine
 from sbxd.fake.script import Outcome, Script
 from sbxd.fake.service import FakeEnvironments
-from sbxd.host import (
-    HostRefused,
-    accepted_missing,
-    host_memory_bytes,
-    report_refusals,
-    with_host_memory,
-)
+from sbxd.host import HostRefused, accepted_missing, of_this_host, report_refusals
 from sbxd.lifecycle.budgets import Budgets
 from sbxd.lifecycle.commands import CommandRules
 from sbxd.lifecycle.environments import Environments
@@ -124,7 +118,7 @@ _UNABLE = (
 
 async def run(settings: Settings, given: Given, log: logging.Logger) -> ExitStatus:
     """Judge the configuration, start, serve until told to stop or unable to go on."""
-    settings = with_host_memory(settings, host_memory_bytes())
+    settings = of_this_host(settings)
     audit = JournaldSink(settings.journal_socket)
     status = ExitStatus.FAILED
     try:

@@ -48,6 +48,11 @@ def with_host_memory(settings: Settings, memory_bytes: int) -> Settings:
     return msgspec.structs.replace(settings, limits=limits)
 
 
+def of_this_host(settings: Settings) -> Settings:
+    """As `with_host_memory`, of the host that this runs on."""
+    return with_host_memory(settings, host_memory_bytes())
+
+
 def memory_refusals(settings: Settings, memory_bytes: int) -> tuple[StartupRefusal, ...]:
     """Why not to start on a host of this memory; empty on a development host."""
     committed = settings.limits.memory_committed_max_bytes
