@@ -14,7 +14,7 @@ import trio
 from sbxctl.exits import of_kill
 from sbxctl.report import console, print_json, show_result
 from sbxctl.session import run_verb
-from sbxctl.specification import LimitOptions, specification
+from sbxctl.specification import LimitOptions, require_mechanism, specification
 from sbxctl.units import Cpus, Size
 from sbxd.client.admin import AdminClient
 from sbxd.client.remote import Hooks
@@ -23,6 +23,7 @@ from sbxd.port.command import ExecutionCommand, ExecutionResult, KillReason
 from sbxd.port.environment import EnvironmentHandle
 from sbxd.port.errors import ExecutionUnavailable, UnavailableCode
 from sbxd.port.ids import EnvironmentId
+from sbxd.settings import SandboxMechanism
 from sbxd.wire.messages import OutputStream
 
 FILE_BYTES_MAX = 2**40
@@ -30,6 +31,7 @@ _CHUNK = 256 * 1024
 _STDIN: click.Path = click.Path(
     exists=True, dir_okay=False, readable=True, allow_dash=True, path_type=Path
 )
+_MECHANISMS = click.Choice([each.value for each in SandboxMechanism])
 _ENDED_WITH_THE_ENVIRONMENT = frozenset({KillReason.EXPIRED, KillReason.SERVICE_SHUTDOWN})
 # What follows the first argument is the command's own, also when it looks like an option.
 _OWN_OPTIONS_FIRST = {"allow_interspersed_args": False}
@@ -198,6 +200,7 @@ async def get_file(workspace: RemoteWorkspace, transfer: Transfer) -> None:
 
 @click.command("run", context_settings=_OWN_OPTIONS_FIRST)
 @click.option("--image", help="An alias of the configuration, or a sha256 digest.")
+@click.option("--mechanism", type=_MECHANISMS, help="Run only if the daemon has this mechanism.")
 @click.option("--memory", type=Size(), help="Memory, like 256M.")
 @click.option("--cpus", type=Cpus(), help="CPU rate in cores, like 0.5.")
 @click.option("--pids", type=click.IntRange(1), help="Processes and threads.")
@@ -217,6 +220,7 @@ async def get_file(workspace: RemoteWorkspace, transfer: Transfer) -> None:
 def run(
     socket: str,
     image: str | None,
+    mechanism: str | None,
     memory: int | None,
     cpus: int | None,
     pids: int | None,
@@ -247,6 +251,7 @@ def run(
     async def verb(admin: AdminClient) -> int:
         command = options.command()
         described = await admin.describe()
+        require_mechanism(mechanism, described)
         wanted = specification(
             described,
             image=image,

@@ -41,6 +41,18 @@ class LimitOptions:
             raise click.UsageError(f"the limits are out of range: {error}") from None
 
 
+def require_mechanism(asked: str | None, described: Described) -> None:
+    """A daemon has one mechanism, that of its configuration. Raises ExecutionRejected when another
+    one was asked for: nothing is run on a weaker or stronger one than the caller named."""
+    if asked is not None and asked != described.mechanism:
+        raise ExecutionRejected(
+            RejectedCode.UNSUPPORTED,
+            f"--mechanism: this daemon runs {described.mechanism}, not {asked}: leave the option "
+            f'out, or have the operator set sandbox = "{asked}" and restart sbxd',
+            field="mechanism",
+        )
+
+
 def image_digest(asked: str | None, described: Described) -> str:
     """A digest as it is; an alias by the daemon's table; nothing as the daemon's default."""
     if asked is None:

@@ -30,7 +30,6 @@ from sbxd.audit.events import (
     LimitUnenforced,
     ServiceStarted,
     ServiceStopped,
-    StartupRefused,
     StopReason,
 )
 from sbxd.audit.sink import AuditSink, AuditUnavailable
@@ -49,6 +48,7 @@ from sbxd.egress.host_network import HostNetworkUnreadable
 from sbxd.fake.engine import FakeEngine
 from sbxd.fake.script import Outcome, Script
 from sbxd.fake.service import FakeEnvironments
+from sbxd.host import HostRefused, accepted_missing, of_this_host, refused
 from sbxd.lifecycle.budgets import Budgets
 from sbxd.lifecycle.commands import CommandRules
 from sbxd.lifecycle.environments import Environments
@@ -126,23 +126,30 @@ _UNABLE = (
 
 async def run(settings: Settings, given: Given, log: logging.Logger) -> ExitStatus:
     """Judge the configuration, start, serve until told to stop or unable to go on."""
+    settings = of_this_host(settings)
     refusals = startup_refusals(
         settings,
         credential=CredentialState.PRESENT if given.credential else CredentialState.ABSENT,
         available_mechanisms=BUILT,
     )
-    for refusal in refusals:
-        log.error("refusing to start: %s", refusal)
+    _say(refusals, log)
     status = ExitStatus.REFUSED if refusals else ExitStatus.FAILED
     try:
         async with open_audit(settings) as recorder:
             derived = DerivedMetrics(settings.sandbox.value, time.monotonic)
             audit = CountedSink(recorder, derived, lambda: recorder.counts.waiting)
             if refusals:
-                await audit.emit(_refused(refusals))
+                await audit.emit(refused(refusals))
                 return status
             serve = _serve_fake if settings.sandbox is SandboxMechanism.FAKE else _serve_launched
-            status = await serve(settings, given, audit, log)
+            try:
+                status = await serve(settings, given, audit, log)
+            except* HostRefused as group:
+                status = ExitStatus.REFUSED
+                for problem in _leaves(group):
+                    assert isinstance(problem, HostRefused)
+                    _say(problem.refusals, log)
+                    await audit.emit(refused(problem.refusals))
     except* _UNABLE as group:
         for problem in _leaves(group):
             log.error("unable to go on: %s", problem)
@@ -157,10 +164,9 @@ def _leaves(group: BaseExceptionGroup) -> Iterator[BaseException]:
             yield problem
 
 
-def _refused(refusals: Sequence[StartupRefusal]) -> StartupRefused:
-    return StartupRefused(
-        settings=tuple(f"{key}={value}" for refusal in refusals for key, value in refusal.settings)
-    )
+def _say(refusals: Sequence[StartupRefusal], log: logging.Logger) -> None:
+    for refusal in refusals:
+        log.error("refusing to start: %s", refusal)
 
 
 # --- the mechanisms ---------------------------------------------------------------------------
@@ -383,6 +389,8 @@ async def _announce(
     for limit in settings.limits.allow_unenforced_limits:
         if states.get(limit, "ok") != "ok":
             await audit.emit(LimitUnenforced(limit=limit))
+    for accepted in accepted_missing(settings, posture):
+        await audit.emit(accepted)
 
 
 async def _wait_reason(signals: AsyncIterator[int], assembled: Assembled) -> StopReason:

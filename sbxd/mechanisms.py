@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 
 import trio
 
+from sbxd.host import refuse_host
 from sbxd.mechanism.protocol import Mechanism, MechanismError
 from sbxd.settings import SandboxMechanism, Settings
 
@@ -16,8 +17,9 @@ PROBE_SECONDS = 20.0
 async def open_mechanism(settings: Settings, log: logging.Logger) -> AsyncIterator[Mechanism]:
     """The mechanism for the length of the block.
 
-    Raises OSError when no launcher listens, and MechanismError when its runsc is missing, another
-    than the configuration names, or not told within PROBE_SECONDS.
+    Raises OSError when no launcher listens, HostRefused when production needs more of this host,
+    and MechanismError when its runsc is missing, another than the configuration names, or not told
+    within PROBE_SECONDS.
     """
     if settings.sandbox is SandboxMechanism.GVISOR:
         from sbxd.mechanism.gvisor import open_gvisor
@@ -34,6 +36,7 @@ async def open_mechanism(settings: Settings, log: logging.Logger) -> AsyncIterat
             if found is None:
                 raise MechanismError("probe", 0, "the launcher does not answer")
             log.info("runsc: %s", found)
+            refuse_host(settings, await gvisor.posture())
             yield gvisor
     else:
         from sbxd.mechanism.namespaces import open_namespaces
@@ -42,5 +45,5 @@ async def open_mechanism(settings: Settings, log: logging.Logger) -> AsyncIterat
             settings.launcher_socket,
             seccomp_profile=settings.seccomp.profile,
             io=settings.limits.io,
-        ) as namespaces:
+        ) as namespaces:  # of a development host alone
             yield namespaces

@@ -30,6 +30,12 @@ class AuthMode(StrEnum):
     TOKEN = "token"  # noqa: S105  (the name of a mode, not a secret)
 
 
+class HostLayer(StrEnum):
+    """A layer of the host's that production needs unless its operator accepts to be without."""
+
+    APPARMOR = "apparmor"
+
+
 # Where the units of this project listen for workers.
 WORKER_SOCKET = "/run/sbxd/worker.sock"
 
@@ -72,6 +78,8 @@ class LimitSettings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     files_changed_max: Annotated[int, Meta(ge=1, le=10_000)] = 1000
     environments_max: Annotated[int, Meta(ge=1, le=10_000)] = 256
     environments_per_peer_max: Annotated[int, Meta(ge=1, le=10_000)] = 256
+    # Of all environments together; seven eighths of the host's memory when absent.
+    memory_committed_max_bytes: Annotated[int, Meta(ge=8 * MIB, le=2**50)] | None = None
     # A command is killed with PIDS at this many refused forks within the window.
     pids_refusals_max: Annotated[int, Meta(ge=1, le=1_000_000)] = 1000
     pids_refusals_window_seconds: Annotated[int, Meta(ge=1, le=60)] = 10
@@ -193,6 +201,8 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     process_environment: ProcessEnvironmentSettings = ProcessEnvironmentSettings()
     egress: EgressSettings = EgressSettings()
     allow_software_emulation: bool = False
+    # What the operator accepts to run without in production; each is told at every start.
+    accept_missing_layers: tuple[HostLayer, ...] = ()
     state_directory: Annotated[str, Meta(pattern=r"^/[^\x00]+\Z")] = "/var/lib/sbxd"
     runtime_directory: Annotated[str, Meta(pattern=r"^/[^\x00]+\Z")] = "/run/sbxd"
     launcher_socket: Annotated[str, Meta(pattern=r"^/[^\x00]+\Z")] = (

@@ -1,4 +1,5 @@
-"""What is recorded when a slot was built and is not confined as it was asked to be.
+"""What is recorded when a slot was built and is not confined as it was asked to be, and when the
+whole service runs with a layer less.
 
 Beside `sbxd.audit.events`, with its rules. `detail` is of the launcher's own words, of which there
 are a fixed few: nothing of a guest is in it.
@@ -22,4 +23,18 @@ class ConfinementMismatched(AuditEvent, frozen=True, kw_only=True):
     environment_id: EnvironmentId
     step: str
     errno: int
+    detail: str
+
+
+class MissingLayerAccepted(AuditEvent, frozen=True, kw_only=True):
+    """The service serves on a host without this layer, because its operator accepts that. Once a
+    start."""
+
+    MESSAGE_ID: ClassVar[str] = "0d7c4b8f5f9e4a7d9f0b63c1a8e2d574"
+    PRIORITY: ClassVar[Priority] = Priority.WARNING
+    SUMMARY: ClassVar[str] = (
+        "This host runs without {layer}, as its operator has accepted: {detail}"
+    )
+
+    layer: str
     detail: str

@@ -2,7 +2,7 @@
 
 from sbxd.audit import events
 from sbxd.audit.bridge_events import BRIDGE_EVENT_TYPES
-from sbxd.audit.confinement import ConfinementMismatched
+from sbxd.audit.confinement import ConfinementMismatched, MissingLayerAccepted
 from sbxd.audit.egress_events import EGRESS_EVENT_TYPES
 from sbxd.audit.events import AuditEvent
 from sbxd.audit.lease_events import LEASE_EVENT_TYPES
@@ -13,6 +13,7 @@ EVENT_TYPES: tuple[type[AuditEvent], ...] = (
     *BRIDGE_EVENT_TYPES,
     *EGRESS_EVENT_TYPES,
     ConfinementMismatched,
+    MissingLayerAccepted,
     *LEASE_EVENT_TYPES,
     *STREAM_EVENT_TYPES,
 )

@@ -22,6 +22,7 @@ from sbxd.policy import child_environment
 from sbxd.policy.admission import admit
 from sbxd.policy.bridge import no_bridge, turn_is_over
 from sbxd.policy.budgets import Account, Budget, effective_budgets, overrun
+from sbxd.policy.capacity import Held, Room, retry_after_seconds
 from sbxd.policy.command import validate_command
 from sbxd.policy.containment import relative_bytes, resolve
 from sbxd.policy.timeouts import effective_timeout
@@ -219,8 +220,7 @@ class FakeEngine:
             theirs = (record.owner_uid, record.handle.tenant_id, record.handle.run_id)
             if theirs == run and record.handle.lease_epoch < specification.lease_epoch:
                 self.remove(record)
-        if len(self._records) >= self._settings.limits.environments_max:
-            raise ExecutionUnavailable(UnavailableCode.CAPACITY, "no place for an environment")
+        self._require_room(Held(owner_uid, specification.limits.memory_bytes))
         self._epochs[run] = specification.lease_epoch
         created_at = self._wall_clock()
         budgets = effective_budgets(specification.budgets, self._settings.limits.budgets)
@@ -247,6 +247,19 @@ class FakeEngine:
             connection_id=connection_id,
         )
         return handle
+
+    def _require_room(self, wanted: Held) -> None:
+        records = self.records()
+        held = [Held(each.owner_uid, each.specification.limits.memory_bytes) for each in records]
+        room = Room(self._settings.limits, held)
+        if not room.has(wanted):
+            now = self._wall_clock()
+            ends = [(each.handle.expires_at - now).total_seconds() for each in records]
+            raise ExecutionUnavailable(
+                UnavailableCode.CAPACITY,
+                room.describe(wanted),
+                retry_after_seconds=retry_after_seconds(min(ends, default=0.0)),
+            )
 
     def remove(self, record: Record) -> None:
         """Destroy an environment, and end the command that runs in it. Idempotent."""

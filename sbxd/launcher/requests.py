@@ -65,7 +65,8 @@ class Prepare(LauncherMessage, frozen=True, tag="prepare", kw_only=True):
     when absent); io is the box's for good. seccomp_profile names what binds
     the commands; each that the launcher has is at least as strong as the shipped one. Answered by
     Prepared with descriptors `PREPARED_DESCRIPTORS`, followed by those of leaf 1
-    (`LEAF_DESCRIPTORS`), followed, when network is PROXY_PORT, by `PROXY_DESCRIPTORS`.
+    (`LEAF_DESCRIPTORS`), followed, when network is PROXY_PORT, by `PROXY_DESCRIPTORS`, and when
+    kernel is SENTRY, by `SENTRY_DESCRIPTORS`.
     """
 
     environment_id: EnvironmentIdField
@@ -113,6 +114,9 @@ LEAF_DESCRIPTORS = (
 PROXY_DESCRIPTORS = (
     "proxy_listener",  # TCP, bound to the proxy's port of the sandbox's loopback, not listening
 )
+SENTRY_DESCRIPTORS = (
+    "forks",  # SOCK_SEQPACKET: what the Sentry tells of forks that are over
+)
 
 
 class Step(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -145,7 +149,8 @@ class LeafMade(LauncherMessage, frozen=True, tag="leaf_made", kw_only=True):
 
 class Boot(LauncherMessage, frozen=True, tag="boot", kw_only=True):
     """Make leaf `number` and boot a fresh Sentry in it, on the same volume. Of an environment that
-    was prepared with one. Answered by Booted with `BOOTED_DESCRIPTORS` and those of the leaf."""
+    was prepared with one. Answered by Booted with `BOOTED_DESCRIPTORS`, those of the leaf and
+    `SENTRY_DESCRIPTORS`."""
 
     environment_id: EnvironmentIdField
     number: Annotated[int, Meta(ge=2, le=1_000_000)]

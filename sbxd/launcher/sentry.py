@@ -89,6 +89,7 @@ class Started(NamedTuple):
     pidfd: int
     channel: socket.socket
     leaf: tuple[int, ...]
+    forks: socket.socket  # where the Sentry tells of forks
 
 
 def sentry_ids(base: int) -> IdBlock:
@@ -184,6 +185,7 @@ def _build(
             os.dup(workspace.mount_fd),
             os.open(hostpaths.NULL_DEVICE, os.O_RDWR | os.O_CLOEXEC),  # there is no bridge
             *(os.dup(descriptor) for descriptor in started.leaf),
+            os.dup(started.forks.fileno()),
         ]
     reply = Prepared(
         ticket=request.ticket,
@@ -220,6 +222,7 @@ def boot(request: Boot, ground: Known, filters: Filters, program: Runsc | Unusab
             os.dup(started.channel.fileno()),
             os.dup(started.pidfd),
             *(os.dup(descriptor) for descriptor in started.leaf),
+            os.dup(started.forks.fileno()),
         ]
     reply = Booted(
         ticket=request.ticket, environment_id=request.environment_id, number=request.number
@@ -239,7 +242,7 @@ def _start(
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         held.enter_context(ours)
         with steps.step("boot"), theirs, open(hostpaths.guest_init(), "rb") as init:
-            pid, pidfd = runsc.boot(
+            pid, pidfd, forks = runsc.boot(
                 runsc.Boot(
                     spec=oci_spec.SentrySpec(
                         hostname=prepare.HOSTNAME,
@@ -256,6 +259,7 @@ def _start(
                 )
             )
             held.callback(os.close, pidfd)
+            held.enter_context(forks)
         with steps.step("ready"):
             _await_ready(ours, pidfd)
             ours.send(frames.encode(frames.Filter(ground.seccomp)))
@@ -263,7 +267,7 @@ def _start(
             _run_canary(ours)
         with steps.step(VERIFY):
             _verify(ground, number, leaf[0], pid)
-    return Started(pid, pidfd, ours, leaf)
+    return Started(pid, pidfd, ours, leaf, forks)
 
 
 @contextmanager

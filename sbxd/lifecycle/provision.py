@@ -8,7 +8,6 @@ been ended by someone else, and then it is not handed out; whatever fails or is 
 in the background, so that no caller waits for it.
 """
 
-from collections import Counter
 from collections.abc import Callable
 from datetime import timedelta
 
@@ -21,9 +20,11 @@ from sbxd.lifecycle.environments import Peer
 from sbxd.lifecycle.journal import EpochTooLow, JournalState, JournalUnwritable, Tenancy
 from sbxd.lifecycle.machine import Event, State
 from sbxd.lifecycle.registry import Clock, Registry
+from sbxd.lifecycle.stages import Stage, Stages
 from sbxd.lifecycle.supervisor import Parts, Supervisor, Tenant
 from sbxd.mechanism.protocol import MechanismError, SlotProfile
 from sbxd.policy.budgets import Account, effective_budgets
+from sbxd.policy.capacity import RETRY_SECONDS_MIN, Held, Room, retry_after_seconds
 from sbxd.policy.fairness import FairQueue, QueueIsFull, Ticket
 from sbxd.policy.network import network_shape
 from sbxd.port.environment import EnvironmentHandle, EnvironmentSpec
@@ -42,8 +43,6 @@ from sbxd.settings import Settings
 # How many requests may wait for a place that is being vacated.
 WAITING_MAX = 256
 WAITING_OF_TENANT_MAX = 64
-RETRY_SECONDS_MIN = 1.0
-RETRY_SECONDS_MAX = 30.0
 
 
 class Provisioner:
@@ -57,6 +56,7 @@ class Provisioner:
         self._waiting: FairQueue[tuple[int, TenantId]] = FairQueue(
             total_max=WAITING_MAX, party_max=WAITING_OF_TENANT_MAX
         )
+        self._wanted: dict[Ticket[tuple[int, TenantId]], Held] = {}
 
     @property
     def waiting(self) -> int:
@@ -66,18 +66,21 @@ class Provisioner:
     async def provision(self, owner: Peer, specification: EnvironmentSpec) -> EnvironmentHandle:
         """As `Environments.provision`; the specification has been admitted."""
         budget_seconds = self._settings.limits.start_budget_seconds
+        stages = Stages()
         self._registry.request_begun()
         try:
             with trio.move_on_after(budget_seconds):
-                return await self._provision(owner, specification)
+                return await self._provision(owner, specification, stages)
         finally:
             self._registry.request_over()
         raise ExecutionUnavailable(
             UnavailableCode.START_BUDGET_EXCEEDED,
-            f"the environment was not ready within {budget_seconds} s",
+            f"the environment was not ready within {budget_seconds} s: {stages.describe()}",
         )
 
-    async def _provision(self, owner: Peer, specification: EnvironmentSpec) -> EnvironmentHandle:
+    async def _provision(
+        self, owner: Peer, specification: EnvironmentSpec, stages: Stages
+    ) -> EnvironmentHandle:
         started_at = trio.current_time()
         tenancy = Tenancy(
             owner_uid=owner.uid,
@@ -85,7 +88,8 @@ class Provisioner:
             run_id=specification.run_id,
             lease_epoch=specification.lease_epoch,
         )
-        await self._wait_room(owner, specification.tenant_id)
+        await self._wait_room(owner, specification)
+        stages.enter(Stage.JOURNAL)
         profile = SlotProfile(
             specification.image_digest, specification.limits, network_shape(specification.egress)
         )
@@ -110,8 +114,9 @@ class Provisioner:
                 self._registry.reserve.handed_out(slot)
                 self._supersede(slot)
             else:
-                await self._build_for(slot, tenancy)
-            return await self._hand_out(slot, origin, started_at)
+                await self._build_for(slot, tenancy, stages)
+            stages.enter(Stage.LIMITS)
+            return await self._hand_out(slot, origin, started_at, stages)
         except EpochTooLow as problem:
             raise StaleLease(
                 f"lease_epoch: {tenancy.lease_epoch} is below {problem.seen}, which has been seen "
@@ -134,21 +139,22 @@ class Provisioner:
             slot.request_end(DestroyReason.PROVISION_CANCELLED)
             raise
 
-    async def _wait_room(self, owner: Peer, tenant_id: TenantId) -> None:
+    async def _wait_room(self, owner: Peer, specification: EnvironmentSpec) -> None:
         """Until there is a place and it is this tenant's turn; at once when nobody waits. Raises
         CAPACITY when no place is being vacated at first or too many wait, SHUTTING_DOWN when there
         will be none. The start budget bounds the wait."""
         try:
-            ticket = self._waiting.enter((owner.uid, tenant_id))
+            ticket = self._waiting.enter((owner.uid, specification.tenant_id))
         except QueueIsFull:
             raise ExecutionUnavailable(
                 UnavailableCode.CAPACITY,
                 "too many requests wait for a place, in all or of this tenant",
                 retry_after_seconds=RETRY_SECONDS_MIN,
             ) from None
+        self._wanted[ticket] = Held(owner.uid, specification.limits.memory_bytes)
         try:
             if not self._room()(ticket):
-                self._refuse_unless_vacated(owner)
+                self._refuse_unless_vacated(self._wanted[ticket])
             while True:
                 if self._registry.is_draining:
                     raise errors.shutting_down()
@@ -158,38 +164,42 @@ class Provisioner:
                 await self._registry.wait_vacated()
         finally:
             self._waiting.leave(ticket)
+            del self._wanted[ticket]
             if len(self._waiting):
                 # There may be a place for the next one too.
                 self._registry.wake_waiting()
 
     def _room(self) -> Callable[[Ticket[tuple[int, TenantId]]], bool]:
         """Whether a ticket could be served now, for as long as nothing awaits."""
-        limits = self._settings.limits
-        taken = Counter(
-            each.tenancy.owner_uid for each in self._registry.supervisors if each.is_occupying
-        )
-        is_full = taken.total() >= limits.environments_max
-        most = limits.environments_per_peer_max
-        return lambda ticket: not is_full and taken[ticket.party[0]] < most
+        room = self._taken()
+        return lambda ticket: room.has(self._wanted[ticket])
 
-    def _refuse_unless_vacated(self, owner: Peer) -> None:
+    def _taken(self) -> Room:
+        occupying = [each for each in self._registry.supervisors if each.is_occupying]
+        return Room(
+            self._settings.limits,
+            [
+                Held(each.tenancy.owner_uid, each.specification.limits.memory_bytes)
+                for each in occupying
+            ],
+        )
+
+    def _refuse_unless_vacated(self, wanted: Held) -> None:
         """Nobody waits for a place that nobody gives up."""
-        limits = self._settings.limits
         occupying = [each for each in self._registry.supervisors if each.is_occupying]
         if any(each.is_ending for each in occupying):
             return
-        own = sum(1 for each in occupying if each.tenancy.owner_uid == owner.uid)
         next_end = min((each.ends_at for each in occupying), default=0.0) - trio.current_time()
         raise ExecutionUnavailable(
             UnavailableCode.CAPACITY,
-            f"{len(occupying)} environments are live (at most {limits.environments_max}), "
-            f"{own} of this peer (at most {limits.environments_per_peer_max})",
-            retry_after_seconds=min(max(next_end, RETRY_SECONDS_MIN), RETRY_SECONDS_MAX),
+            self._taken().describe(wanted),
+            retry_after_seconds=retry_after_seconds(next_end),
         )
 
-    async def _build_for(self, slot: Supervisor, tenancy: Tenancy) -> None:
+    async def _build_for(self, slot: Supervisor, tenancy: Tenancy, stages: Stages) -> None:
         """Build an environment for a run that the reserve has nothing for."""
         await self._registry.begin(slot, tenancy)
+        stages.enter(Stage.BUILD)
         self._supersede(slot)
         self._registry.reserve.missed(slot.profile)
         await slot.prepared.wait()
@@ -197,10 +207,11 @@ class Provisioner:
             raise slot.preparation_failure
         if not slot.is_ending:
             slot.apply(Event.TAKEN)
+            stages.enter(Stage.JOURNAL)
             await self._parts.journal.note(slot.environment_id, JournalState.LIVE)
 
     async def _hand_out(
-        self, slot: Supervisor, origin: SlotOrigin, started_at: float
+        self, slot: Supervisor, origin: SlotOrigin, started_at: float, stages: Stages
     ) -> EnvironmentHandle:
         specification = slot.specification
         _refuse_if_ending(slot)
@@ -224,6 +235,7 @@ class Provisioner:
         )
         slot.handle = handle
         slot.ends_at = trio.current_time() + lifetime_seconds
+        stages.enter(Stage.AUDIT)
         await self._parts.audit.emit(
             EnvironmentProvisioned(
                 **slot.identity(),

@@ -25,8 +25,8 @@ class GvisorMechanism(NamespacesMechanism):
     """Implements sbxd.mechanism.protocol.Mechanism. Made by `open_gvisor`."""
 
     name = "gvisor"
-    # Each is about what binds a command on the host's kernel.
-    _ignored_items = frozenset({"apparmor", "landlock"})
+    # It binds a command on the host's kernel. (So does AppArmor, and the daemon besides.)
+    _ignored_items = frozenset({"landlock"})
 
     def __init__(
         self,

@@ -13,6 +13,7 @@ reason that the kernel counts, is a lost environment.
 """
 
 import errno
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
 import trio
@@ -21,6 +22,7 @@ from sbxd.launcher.channel import close_all
 from sbxd.launcher.requests import (
     BOOTED_DESCRIPTORS,
     LEAF_DESCRIPTORS,
+    SENTRY_DESCRIPTORS,
     Boot,
     Booted,
     Died,
@@ -43,6 +45,7 @@ from sbxd.mechanism.protocol import (
     RunningCommand,
     SandboxLost,
 )
+from sbxd.mechanism.refused_forks import RefusedForks
 from sbxd.mechanism.running import Streams
 from sbxd.port.limits import ResourceLimits
 
@@ -51,13 +54,19 @@ PATIENCE_SECONDS = 2.0
 
 
 class Sentry:
-    """One running guest kernel: its leaf, and process 1 within it."""
+    """One running guest kernel: its leaf, process 1 within it, and what it tells of forks."""
 
     def __init__(
-        self, leaf: Leaf, init: GuestClient, sock: trio.socket.SocketType, owned: list[int]
+        self,
+        leaf: Leaf,
+        init: GuestClient,
+        sock: trio.socket.SocketType,
+        forks: RefusedForks,
+        owned: list[int],
     ) -> None:
         self.leaf = leaf
         self.init = init
+        self.forks = forks
         self.commands = 0  # that were started in it
         self.killed = False  # by us
         self._socket = sock
@@ -77,6 +86,7 @@ class Sentry:
         """Release every descriptor. Idempotent."""
         self.init.lose()
         self._socket.close()
+        self.forks.close()
         owned, self._owned = self._owned, []
         close_all(owned)
         self.leaf.close()
@@ -85,6 +95,7 @@ class Sentry:
 class GvisorSandbox(NamespacesSandbox):
     """Implements sbxd.mechanism.protocol.Sandbox."""
 
+    _more_descriptors = SENTRY_DESCRIPTORS
     _sentry: Sentry | None = None
     _boot_failure: MechanismError | None = None
     _running: "GvisorCommand | None" = None
@@ -103,7 +114,9 @@ class GvisorSandbox(NamespacesSandbox):
         leaf, self._first_leaf = self._first_leaf, None
         assert leaf is not None
         assert isinstance(self._init, GuestClient)
-        await self._take(Sentry(leaf, self._init, self._init_socket, []))
+        (forks,), self._more = self._more, []
+        sentry = Sentry(leaf, self._init, self._init_socket, RefusedForks(forks), [])
+        await self._take(sentry)
 
     async def assign(self, limits: ResourceLimits) -> None:
         """Give the slot to an environment. Raises MechanismError."""
@@ -128,6 +141,8 @@ class GvisorSandbox(NamespacesSandbox):
     def release(self) -> None:
         """End the tasks and close every descriptor but those of a running command. Idempotent."""
         super().release()
+        more, self._more = self._more, []
+        close_all(more)
         if self._sentry is not None and self._running is None:
             self._sentry.close()
 
@@ -221,12 +236,13 @@ class GvisorSandbox(NamespacesSandbox):
         ) as answer:
             if not isinstance(answer.reply, Booted):
                 raise MechanismError("launcher", 0, "the launcher answered with another message")
-            if len(answer.descriptors) != len(BOOTED_DESCRIPTORS) + len(LEAF_DESCRIPTORS):
+            names = (*BOOTED_DESCRIPTORS, *LEAF_DESCRIPTORS, *SENTRY_DESCRIPTORS)
+            if len(answer.descriptors) != len(names):
                 raise MechanismError("boot", 0, "the launcher sent another number of descriptors")
-            channel, pidfd, *rest = answer.take()
+            channel, pidfd, *rest, forks = answer.take()
         sock = socket_of(channel)
         init = GuestClient(sock, self._guest_ended)
-        sentry = Sentry(Leaf(number, rest), init, sock, [pidfd])
+        sentry = Sentry(Leaf(number, rest), init, sock, RefusedForks(forks), [pidfd])
         assert self._tasks is not None
         self._tasks.start_soon(init.read)
         await self._take(sentry)
@@ -244,6 +260,7 @@ class GvisorCommand:
         self._is_first = sentry.commands == 0
         sentry.commands += 1
         self._before = sentry.leaf.counters()
+        sentry.forks.begin()
         sentry.init.expect(number)
         self._watch = sentry.leaf.watch()
         self._closed = False
@@ -270,13 +287,21 @@ class GvisorCommand:
         raise AssertionError
 
     async def wait_event(self) -> Counters:
-        """Until the leaf's counters may have changed; they are read before this returns."""
-        await self._watch.wait()
+        """Until a counter may have changed; they are read before this returns."""
+        async with trio.open_nursery() as nursery:
+
+            async def first(wait: Callable[[], Awaitable[None]]) -> None:
+                await wait()
+                nursery.cancel_scope.cancel()
+
+            nursery.start_soon(first, self._watch.wait)
+            nursery.start_soon(first, self._sentry.forks.wait_more)
         return self.counters()
 
     def counters(self) -> Counters:
-        """What this command has added to the leaf's counters. None for what they cannot tell of
-        one command among several (the peak), or of the guest's processes (the host's threads)."""
+        """What this command has added to the leaf's counters, and the forks that its kernel has
+        refused it. None for what they cannot tell of one command among several (the peak), or of
+        the guest's processes (the host's threads)."""
         now = self._sentry.leaf.counters()
         return replace(
             now,
@@ -285,7 +310,7 @@ class GvisorCommand:
             cpu_usage_us=_added(now.cpu_usage_us, self._before.cpu_usage_us),
             disk_written_bytes=_added(now.disk_written_bytes, self._before.disk_written_bytes),
             memory_peak_bytes=now.memory_peak_bytes if self._is_first else None,
-            pids_max_events=None,
+            pids_max_events=self._sentry.forks.count(),
             pids_peak=None,
         )
 

@@ -115,6 +115,9 @@ NEXT_LEAF_SECONDS = 0.02
 class NamespacesSandbox:
     """Implements sbxd.mechanism.protocol.Sandbox."""
 
+    # What a mechanism's slot has besides, last of its descriptors.
+    _more_descriptors: tuple[str, ...] = ()
+
     def __init__(
         self,
         client: LauncherClient,
@@ -127,6 +130,7 @@ class NamespacesSandbox:
         names: tuple[str, ...] = (*PREPARED_DESCRIPTORS, *LEAF_DESCRIPTORS)
         if profile.network is NetworkShape.PROXY_PORT:
             names += PROXY_DESCRIPTORS
+        names += self._more_descriptors
         if len(descriptors) != len(names):
             close_all(descriptors)
             raise MechanismError("prepare", 0, "the launcher sent another number of descriptors")
@@ -144,6 +148,7 @@ class NamespacesSandbox:
         self._nursery = nursery
         self._limits = cgroup_limits(profile.limits)
         fds = dict(zip(names, descriptors, strict=True))
+        self._more = [fds[name] for name in self._more_descriptors]
         self._first_leaf: Leaf | None = Leaf(1, [fds[name] for name in LEAF_DESCRIPTORS])
         self._proxy = ProxyPort(fds.get("proxy_listener"))
         self._box_kill = fds["box_kill"]

@@ -47,6 +47,7 @@ def admit(
             field="image_digest",
         )
     admit_limits(specification.limits, settings.limits.ceilings)
+    admit_memory(specification.limits, settings.limits.memory_committed_max_bytes)
     admit_budgets(specification.budgets, settings.limits.budgets)
     admit_egress(specification.egress, settings.egress)
     admit_bridge(specification.bridge)
@@ -74,6 +75,22 @@ def admit_limits(limits: ResourceLimits, ceilings: ResourceLimits) -> None:
             f"limits.workspace_bytes: {limits.workspace_bytes} is below the smallest volume, "
             f"{SMALLEST_WORKSPACE_BYTES} bytes",
             field="limits.workspace_bytes",
+        )
+
+
+def admit_memory(limits: ResourceLimits, committed_max_bytes: int | None) -> None:
+    """One that asks for more than all may have together would wait for ever.
+
+    Raises:
+        ExecutionRejected: LIMIT_ABOVE_CEILING, `field` "limits.memory_bytes".
+    """
+    if committed_max_bytes is not None and limits.memory_bytes > committed_max_bytes:
+        raise ExecutionRejected(
+            RejectedCode.LIMIT_ABOVE_CEILING,
+            f"limits.memory_bytes: {limits.memory_bytes} is above the {committed_max_bytes} that "
+            "this host may promise to all environments together "
+            "(limits.memory_committed_max_bytes): ask for less",
+            field="limits.memory_bytes",
         )
 
 

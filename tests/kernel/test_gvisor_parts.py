@@ -26,6 +26,7 @@ from sbxd.mechanism.guest_client import GuestClient
 from sbxd.mechanism.gvisor_sandbox import GvisorCommand, Sentry
 from sbxd.mechanism.leaf import Leaf
 from sbxd.mechanism.protocol import CommandExit, SandboxLost
+from sbxd.mechanism.refused_forks import RefusedForks
 
 IDS = IdBlock(1_900_000_000, SENTRY_INNER_IDS)
 SENTRY = {
@@ -276,7 +277,9 @@ async def running(
     monkeypatch.setattr(Leaf, "watch", lambda self: NoWatch())
     async with connected() as (client, guest):
         counted = Counted(folder)
-        sentry = Sentry(counted.leaf, client, trio.socket.socket(), [])
+        told, ours = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        forks = RefusedForks(ours.detach())
+        sentry = Sentry(counted.leaf, client, trio.socket.socket(), forks, [])
         slot: Any = Slot()
         command = GvisorCommand(slot, sentry, 1, b"")
         try:
@@ -285,6 +288,7 @@ async def running(
             command.release()
             assert slot.over == [sentry]
             sentry.close()
+            told.close()
 
 
 async def test_a_command_counts_what_it_added_and_not_what_cannot_be_told(
@@ -294,7 +298,8 @@ async def test_a_command_counts_what_it_added_and_not_what_cannot_be_told(
         counted.write(oom=0, cpu=350)
         now = command.counters()
         assert (now.oom_kill, now.cpu_usage_us, now.memory_peak_bytes) == (0, 250, 4096)
-        assert now.pids_max_events is now.pids_peak is None
+        assert now.pids_max_events == 0, "the host's 7 are threads of the Sentry and its stubs"
+        assert now.pids_peak is None
 
 
 async def test_a_sentry_that_ends_without_an_oom_kill_is_lost(

@@ -87,6 +87,7 @@ async def test_a_start_that_takes_longer_than_its_budget_is_unavailable_and_leav
         with pytest.raises(ExecutionUnavailable) as late:
             await world.environments.provision(WORKER, spec())
         assert late.value.code is UnavailableCode.START_BUDGET_EXCEEDED
+        assert "building the environment took 30.0 s and was not over" in late.value.detail
         assert trio.current_time() - began == 30
         await wait_all_tasks_blocked()
         assert world.consistent_and_empty()

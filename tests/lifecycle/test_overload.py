@@ -120,3 +120,49 @@ async def test_one_who_stops_waiting_holds_nobody(
             assert impatient.cancelled_caught
             await world.environments.provision(WORKER, spec(run="patient"))
         assert len(world.mechanism.existing) == 1
+
+
+async def test_memory_that_is_promised_is_a_bound_of_its_own_with_a_time_to_ask_again(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    two = msgspec.structs.replace(
+        DEFAULT.limits, memory_committed_max_bytes=2 * spec().limits.memory_bytes
+    )
+    settings = msgspec.structs.replace(DEFAULT, limits=two)
+    script = Script(destroy_seconds=5.0)
+    async with open_world(tmp_path, settings=settings, script=script) as world:
+        first = await filled(world)
+        with pytest.raises(ExecutionUnavailable) as refused:
+            await world.environments.provision(WORKER, spec(run="late"))
+        assert refused.value.code is UnavailableCode.CAPACITY
+        assert refused.value.retry_after_seconds == 30.0
+        assert "bytes of memory are promised" in refused.value.detail
+        half = msgspec.structs.replace(spec().limits, memory_bytes=spec().limits.memory_bytes // 2)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(world.environments.destroy, WORKER, first[0])
+            await trio.testing.wait_all_tasks_blocked()
+            began = trio.current_time()
+            await world.environments.provision(WORKER, spec(run="one", limits=half))
+            await world.environments.provision(WORKER, spec(run="two", limits=half))
+        assert trio.current_time() - began == 5.0, "what is ending is promised until it is over"
+        with pytest.raises(ExecutionUnavailable):
+            await world.environments.provision(WORKER, spec(run="three", limits=half))
+
+
+async def test_a_start_that_waited_too_long_for_a_place_says_so(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    script = Script(destroy_seconds=12.0, prepare_seconds=0.0)
+    async with open_world(tmp_path, settings=FEW, script=script) as world:
+        first = await filled(world)
+        async with trio.open_nursery() as nursery:
+            for handle in first:
+                nursery.start_soon(world.environments.destroy, WORKER, handle)
+            await trio.testing.wait_all_tasks_blocked()
+            script.prepare_seconds = 25.0
+            with pytest.raises(ExecutionUnavailable) as late:
+                await world.environments.provision(WORKER, spec(run="late"))
+        assert late.value.code is UnavailableCode.START_BUDGET_EXCEEDED
+        assert late.value.detail.endswith(
+            "building the environment took 18.0 s and was not over, waiting for a place took 12.0 s"
+        )

@@ -21,7 +21,12 @@ from sbxd.fake.script import Invocation, Outcome, Script
 from sbxd.port.command import ExecutionCommand, KillReason
 from sbxd.port.egress import DENY_ALL, EgressDestination, EgressMode
 from sbxd.port.environment import EnvironmentSpec
-from sbxd.port.errors import ExecutionRejected, ExecutionUnavailable, RejectedCode
+from sbxd.port.errors import (
+    ExecutionRejected,
+    ExecutionUnavailable,
+    RejectedCode,
+    UnavailableCode,
+)
 from sbxd.port.limits import MIB
 from sbxd.settings import EgressSettings
 from tests.service.requests import SPECIFICATION, specification
@@ -159,10 +164,26 @@ async def test_no_more_environments_than_allowed_live_at_once() -> None:
     fake = FakeExecutionEnvironment(Script(), settings=settings)
     first = await fake.provision(specification("1"))
     await fake.provision(specification("2"))
-    with pytest.raises(ExecutionUnavailable):
+    with pytest.raises(ExecutionUnavailable) as full:
         await fake.provision(specification("3"))
+    assert full.value.code is UnavailableCode.CAPACITY
+    assert full.value.retry_after_seconds == 30.0
     await fake.destroy(first)
     await fake.provision(specification("3"))
+
+
+async def test_no_more_memory_is_promised_than_may_be() -> None:
+    most = 2 * SPECIFICATION.limits.memory_bytes - 1
+    limits = msgspec.structs.replace(FAKE_SETTINGS.limits, memory_committed_max_bytes=most)
+    settings = msgspec.structs.replace(FAKE_SETTINGS, limits=limits)
+    fake = FakeExecutionEnvironment(Script(), settings=settings)
+    first = await fake.provision(specification("1"))
+    with pytest.raises(ExecutionUnavailable) as full:
+        await fake.provision(specification("2"))
+    assert full.value.code is UnavailableCode.CAPACITY
+    assert full.value.retry_after_seconds == 30.0
+    await fake.destroy(first)
+    await fake.provision(specification("2"))
 
 
 def test_a_specification_is_checked_as_on_the_wire() -> None:

@@ -54,6 +54,20 @@ async def test_output_goes_out_unchanged_and_the_report_to_stderr(tmp_path: Path
     assert "exit code 0" in ran.stderr
 
 
+async def test_another_mechanism_than_the_daemons_is_refused_and_nothing_runs(
+    tmp_path: Path,
+) -> None:
+    async with socket_daemon(SCRIPT, tmp_path) as daemon:
+        refused = await daemon.sbxctl("run", "--mechanism=gvisor", *IMAGE, "--", "bytes")
+        own = await daemon.sbxctl("run", "--mechanism=fake", *IMAGE, "--", "bytes")
+        none = await daemon.sbxctl("run", "--mechanism=docker", *IMAGE, "--", "bytes")
+    assert (refused.code, refused.stdout) == (Exit.REJECTED, b"")
+    assert "this daemon runs fake, not gvisor" in refused.stderr
+    assert 'set sandbox = "gvisor"' in refused.stderr
+    assert (own.code, own.stdout) == (0, BYTES), "the control: the daemon's own"
+    assert none.code == Exit.USAGE
+
+
 @pytest.mark.parametrize("code", [0, 7, 230, 255])
 async def test_the_commands_own_exit_code_is_passed_through(tmp_path: Path, code: int) -> None:
     async with socket_daemon(SCRIPT, tmp_path) as daemon:

@@ -123,6 +123,11 @@ def uids_directory() -> str:
     return f"{STATE_DIRECTORY}/uids"
 
 
+def below_descriptor(directory: int, name: str) -> str:
+    """A name in an open directory, for calls that take no descriptor."""
+    return f"{PROC}/self/fd/{directory:d}/{name}"
+
+
 def process_file(pid: int, name: str) -> str:
     """A file of a process as the launcher's own /proc shows it."""
     return f"{PROC}/{pid:d}/{name}"

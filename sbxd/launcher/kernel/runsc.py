@@ -17,6 +17,7 @@ import json
 import os
 import select
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -34,7 +35,7 @@ from sbxd.jail.syscalls import (
     MOUNT_ATTR_NOSUID,
     MOUNT_ATTR_RDONLY,
 )
-from sbxd.launcher.kernel import hostpaths, oci_spec, process
+from sbxd.launcher.kernel import hostpaths, oci_spec, process, trace
 from sbxd.launcher.kernel import mounts as kernel_mounts
 from sbxd.launcher.kernel.oci_spec import SentrySpec
 
@@ -78,6 +79,7 @@ FLAGS: Final = (
     "--profile=false",
     "--debug=false",
     "--strace=false",
+    f"--pod-init-config=/{trace.DOCUMENT}",
 )
 RUN: Final = ("run", "--detach", "--bundle=/bundle", "--pid-file=/pid", "--pass-fd=3:3")
 
@@ -187,17 +189,19 @@ class Boot:
     channel_fd: int
 
 
-def boot(what: Boot) -> tuple[int, int]:
-    """Start a Sentry and its gofer; pid and pidfd (owned by the caller) of the Sentry.
+def boot(what: Boot) -> tuple[int, int, socket.socket]:
+    """Start a Sentry and its gofer; pid and pidfd of the Sentry, and where it tells of forks (the
+    caller owns pidfd and socket).
 
-    Both become children of the caller's subreaper. Raises OSError; what was started is then for
-    the caller to kill with its cgroup.
+    Both processes become children of the caller's subreaper. Raises OSError; what was started is
+    then for the caller to kill with its cgroup.
     """
     with ExitStack() as held:
         attributes = MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV | MOUNT_ATTR_NOEXEC
         root = mounts.tmpfs(ROOT_BYTES, 0o755, attributes)
         held.callback(os.close, root)
         _furnish(root, what)
+        listener = held.enter_context(trace.furnish(root, what.ids.outer(0)))
         # runsc starts itself again by the path that it has in the small root.
         flags = syscalls.OPEN_TREE_CLONE | syscalls.AT_EMPTY_PATH
         program = syscalls.open_tree(what.program_fd, b"", flags)
@@ -212,13 +216,16 @@ def boot(what: Boot) -> tuple[int, int]:
         theirs.close()
         kernel_mounts.write_maps(pid, what.ids.map_lines())
         ours.send(MAPPED)
+        forks = trace.accept(listener, pidfd, START_SECONDS)
+        if forks is not None:
+            held.enter_context(forks)
         status = _await(pidfd)
-        if status != 0:
+        if status != 0 or forks is None:
             _tell(root)
             raise OSError(errno.EIO, f"runsc ended with status {status}")
         with open("pid", encoding="ascii", opener=_below(root)) as file:
             sentry = int(file.read())
-    return sentry, os.pidfd_open(sentry)
+        return sentry, os.pidfd_open(sentry), forks.dup()
 
 
 def _furnish(root: int, what: Boot) -> None:

@@ -1,0 +1,90 @@
+"""Room for one more environment, and what a host may promise."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sbxd.config import decode
+from sbxd.host import memory_refusals, with_host_memory
+from sbxd.policy.admission import admit_memory
+from sbxd.policy.capacity import Held, Room, retry_after_seconds
+from sbxd.port.errors import ExecutionRejected, RejectedCode
+from sbxd.port.limits import GIB, MIB
+from sbxd.settings import DEFAULT_LIMITS, LimitSettings, Settings
+
+LIMITS = LimitSettings(
+    environments_max=3, environments_per_peer_max=2, memory_committed_max_bytes=256 * MIB
+)
+
+
+def small(owner: int) -> Held:
+    return Held(owner, 64 * MIB)
+
+
+def test_places_of_all_of_one_peer_and_memory_are_each_a_bound() -> None:
+    assert Room(LIMITS, []).has(small(1))
+    assert not Room(LIMITS, [small(1), small(1)]).has(small(1)), "its peer has as many as it may"
+    assert Room(LIMITS, [small(1), small(1)]).has(small(2)), "the control: another peer"
+    assert not Room(LIMITS, [small(1), small(2), small(3)]).has(small(4))
+    assert not Room(LIMITS, [Held(1, 193 * MIB)]).has(small(2)), "more than may be promised"
+    assert Room(LIMITS, [Held(1, 192 * MIB)]).has(small(2)), "the control: exactly as much"
+
+
+def test_without_a_bound_memory_is_not_counted() -> None:
+    unbounded = LimitSettings()
+    assert Room(unbounded, [Held(1, 2**49)] * 3).has(Held(1, 2**49))
+
+
+@given(st.lists(st.tuples(st.integers(1, 4), st.integers(8 * MIB, 512 * MIB)), max_size=40))
+def test_whatever_is_asked_for_no_more_is_promised_than_may_be(
+    asked: list[tuple[int, int]],
+) -> None:
+    held: list[Held] = []
+    for owner, memory in asked:
+        wanted = Held(owner, memory)
+        if Room(LIMITS, held).has(wanted):
+            held.append(wanted)
+    assert sum(each.memory_bytes for each in held) <= 256 * MIB
+    assert len(held) <= 3
+
+
+def test_whoever_is_refused_is_told_what_is_taken() -> None:
+    text = Room(LIMITS, [Held(1, 200 * MIB)]).describe(small(1))
+    assert "1 environments are live (at most 3)" in text
+    assert f"{200 * MIB} bytes of memory are promised (at most {256 * MIB}" in text
+    assert str(64 * MIB) in text
+
+
+def test_the_time_to_ask_again_is_bounded() -> None:
+    assert retry_after_seconds(-5) == 1.0
+    assert retry_after_seconds(7.5) == 7.5
+    assert retry_after_seconds(9000) == 30.0
+
+
+def test_one_that_alone_is_more_than_may_be_promised_is_rejected_and_not_put_off() -> None:
+    with pytest.raises(ExecutionRejected) as refused:
+        admit_memory(DEFAULT_LIMITS, DEFAULT_LIMITS.memory_bytes - 1)
+    assert refused.value.code is RejectedCode.LIMIT_ABOVE_CEILING
+    assert refused.value.field == "limits.memory_bytes"
+    admit_memory(DEFAULT_LIMITS, DEFAULT_LIMITS.memory_bytes)
+    admit_memory(DEFAULT_LIMITS, None)
+
+
+def test_a_host_keeps_an_eighth_of_its_memory_where_the_operator_says_nothing() -> None:
+    assert with_host_memory(Settings(), 8 * GIB).limits.memory_committed_max_bytes == 7 * GIB
+    said = decode(b"[limits]\nmemory_committed_max_bytes = 1_073_741_824\n")
+    assert with_host_memory(said, 8 * GIB).limits.memory_committed_max_bytes == GIB
+
+
+def test_production_promises_no_more_than_the_host_has_and_names_both_numbers() -> None:
+    said = decode(b"[limits]\nmemory_committed_max_bytes = 4_294_967_296\n")
+    (refusal,) = memory_refusals(said, 2 * GIB)
+    assert f"memory_committed_max_bytes = {4 * GIB}" in str(refusal)
+    assert f"memory of this host = {2 * GIB}" in str(refusal)
+    assert memory_refusals(said, 4 * GIB) == ()
+    development = decode(
+        b'deployment_mode = "development"\nauth_mode = "dev"\nsandbox = "namespaces"\n'
+        b"[limits]\nmemory_committed_max_bytes = 4_294_967_296\n"
+    )
+    assert memory_refusals(development, 2 * GIB) == ()
+    assert memory_refusals(with_host_memory(Settings(), 2 * GIB), 2 * GIB) == ()
