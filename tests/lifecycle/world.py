@@ -160,6 +160,7 @@ class World:
     environments: LocalEnvironments
     reconciler: Reconciler
     egress: EgressDouble
+    lease_reaper: LeaseReaper
 
     async def run(
         self,
@@ -219,25 +220,28 @@ async def open_world(
     reconciler = Reconciler(mechanism, journal, sink, budgets)
     egress = EgressDouble(mechanism)
     rules = CommandRules(settings, budgets, sink, egress, on_command=registry.shares.wake)
+    lease_reaper = LeaseReaper(
+        authorities=authorities,
+        handed_out=registry.handed_out,
+        end=registry.end_stale,
+        audit=sink,
+        interval_seconds=settings.leases.interval_seconds,
+    )
     environments = LocalEnvironments(
         registry,
         Provisioner(registry, parts, settings, clock),
         rules,
         mechanism,
         reconciler,
-        LeaseReaper(
-            authorities=authorities,
-            handed_out=registry.handed_out,
-            end=registry.end_stale,
-            audit=sink,
-            interval_seconds=settings.leases.interval_seconds,
-        ),
+        lease_reaper,
         known_images,
     )
     try:
         async with trio.open_nursery() as nursery:
             await nursery.start(registry.run)
-            yield World(mechanism, store, sink, registry, environments, reconciler, egress)
+            yield World(
+                mechanism, store, sink, registry, environments, reconciler, egress, lease_reaper
+            )
             nursery.cancel_scope.cancel()
     finally:
         store.close()
