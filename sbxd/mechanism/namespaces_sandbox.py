@@ -2,7 +2,8 @@
 
 How a command starts: while one runs, the leaf of the next is made and a child is parked in it, so
 that `start` is one frame to init and one answer, with no launcher in between. A parked child that
-dies (the kernel short of memory takes it first) is replaced, also in a slot that nobody has.
+dies (a host short of memory takes it first) is replaced; a slot that nobody has yet is lost with
+it, so that the reserve makes another.
 
 Invariants: killing, evidence and the proof of emptiness use descriptors that are held here, so
 they never queue behind the launcher; the limits' headroom is the launcher's; the environment's
@@ -106,7 +107,7 @@ def run_frame(number: int, command: CommandSpec) -> frames.Run:
 
 # How long the next command's process waits for the caller's next word.
 NEXT_LEAF_SECONDS = 0.02
-# So many parked children may die one after the other; with one more the environment is lost.
+# So many parked children may die one after the other; with one more the environment is lost too.
 PARKED_LOST_MAX = 3
 
 
@@ -160,6 +161,7 @@ class NamespacesSandbox:
         self._destroying = trio.Lock()
         self._destroyed = False
         self._tasks: trio.Nursery | None = None
+        self._is_assigned = False
         self._parked_lost = 0
         self._supply: trio.MemorySendChannel[Leaf | MechanismError]
         self._supply, self._demand = trio.open_memory_channel[Leaf | MechanismError](1)
@@ -194,6 +196,7 @@ class NamespacesSandbox:
             )
         ):
             self._limits = wanted
+            self._is_assigned = True
 
     @property
     def proxy_listener(self) -> int | None:
@@ -365,7 +368,7 @@ class NamespacesSandbox:
             return
         self._init.forget(number)
         self._parked_lost += 1
-        if self._parked_lost <= PARKED_LOST_MAX:
+        if self._is_assigned and self._parked_lost <= PARKED_LOST_MAX:
             self._give_back(ahead)
         else:
             ahead.close()

@@ -223,9 +223,10 @@ def _kill(pid: int) -> bool:
 async def _ask(tally: _Tally) -> None:
     """What an operator's question takes while all that goes on."""
     while True:
-        begun = trio.current_time()
         try:
+            # To connect may take a restart; to answer, no longer than the event loop stalls.
             async with admin() as client:
+                begun = trio.current_time()
                 await client.list()
         except PortError:
             _forgive()
