@@ -8,7 +8,7 @@ this too. The host name is the same on purpose: it says nothing.
 import pytest
 
 from tests.redteam.inventory import wait_settled
-from tests.redteam.live import Live, live
+from tests.redteam.live import Live, admin, live
 
 pytestmark = [pytest.mark.needs("daemon"), pytest.mark.also("uml"), pytest.mark.also("gvisor")]
 
@@ -36,8 +36,10 @@ async def drawn(one: Live) -> dict[str, object]:
 
 @pytest.mark.case("LIF-11")
 async def test_two_slots_of_one_reserve_and_two_commands_of_one_slot_share_nothing_random() -> None:
-    await wait_settled(within_seconds=180)  # so that both come from the reserve
-    async with live() as first, live() as second:
+    await wait_settled(within_seconds=180)
+    async with admin() as client:
+        of_reserve = (await client.describe()).default_limits
+    async with live(of_reserve) as first, live(of_reserve) as second:
         draws = [await drawn(first), await drawn(second), await drawn(first), await drawn(second)]
     for name in draws[0]:
         values = [each[name] for each in draws]
