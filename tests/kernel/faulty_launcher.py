@@ -29,7 +29,7 @@ EFFECTS: tuple[tuple[Any, tuple[str, ...]], ...] = (
                 "seccomp_set_mode_filter", "setns", "syncfs", "umount2", "unshare")),
     (cgroup, ("kill", "read", "write")),
     (systemd, ("connect",)),
-    (systemd.Connection, ("start_scope", "stop_scope", "wait_job")),
+    (systemd.Connection, ("set_cpu_weight", "start_scope", "stop_scope", "wait_job")),
 )  # fmt: skip
 
 _open, _unlink, _read, _close = os.open, os.unlink, os.read, os.close

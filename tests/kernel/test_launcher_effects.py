@@ -33,6 +33,8 @@ from sbxd.launcher.requests import (
     Prepared,
     Probe,
     Probed,
+    Share,
+    Weight,
 )
 from sbxd.port.ids import EnvironmentId
 from tests.kernel import launcher_subject as subject
@@ -219,6 +221,19 @@ def test_an_assignment_that_fails_anywhere_costs_at_most_the_environment(tmp_pat
             one.destroyed(ids[-1])
 
         assert every_effect(one, WITHOUT_KILL, request, Acknowledged, afterwards) > 0
+
+
+def test_a_division_of_the_host_that_fails_anywhere_can_be_repeated(tmp_path: Path) -> None:
+    with bench(tmp_path) as one:
+        environment_id = one.prepared()
+        shares = Share(ticket=6, weights=(Weight(environment_id=environment_id, cpu_weight=200),))
+        again: list[LauncherReply] = []
+        done = every_effect(
+            one, FAULTS, lambda: shares, Acknowledged, lambda _reply: again.append(one.ask(shares))
+        )
+        assert done > 1
+        assert {type(reply) for reply in again} == {Acknowledged}
+        one.destroyed(environment_id)
 
 
 @pytest.mark.parametrize(
