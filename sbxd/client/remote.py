@@ -16,7 +16,7 @@ Deliberately absent: retries of requests, subprocesses, anything that starts a s
 
 import math
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from types import TracebackType
@@ -368,23 +368,25 @@ async def open_channel(
     """Connect to a Unix socket; then as `channel_over`. A daemon that takes the connection and is
     stopped before the greeting has been asked nothing: then the next one is waited for."""
     ends_at = anyio.current_time() + connect_seconds
+
+    async def greeted() -> Channel:
+        return await connection.enter_async_context(
+            channel_over(
+                await _connected(path),
+                role=role,
+                client_name=client_name,
+                credential=credential,
+                connect_seconds=ends_at - anyio.current_time(),
+            )
+        )
+
     async with AsyncExitStack() as connection:
-        for left in reversed(range(GREETINGS_MAX)):
-            try:
-                channel = await connection.enter_async_context(
-                    channel_over(
-                        await _connected(path),
-                        role=role,
-                        client_name=client_name,
-                        credential=credential,
-                        connect_seconds=ends_at - anyio.current_time(),
-                    )
-                )
-            except ServiceShuttingDown:
-                if not left:
-                    raise
-            else:
+        for _ in range(GREETINGS_MAX - 1):
+            with suppress(ServiceShuttingDown):
+                channel = await greeted()
                 break
+        else:
+            channel = await greeted()
         yield channel
 
 
