@@ -90,23 +90,15 @@ def rule(
 @dataclass
 class LeaseReaper:
     """Passes, one at a time. handed_out: the environments that have a handle. end: ends one for
-    STALE_LEASE, so that its handle is told so from now on.
-
-    unanswered_total: by an authority's name, how often it was asked since the start and did not
-    answer; every configured one is in it. For the metrics: the event may not be taken.
-    """
+    STALE_LEASE, so that its handle is told so from now on."""
 
     authorities: Collection[LeaseAuthority]
     handed_out: Callable[[], Collection[Supervisor]]
     end: Callable[[Supervisor], None]
     audit: AuditSink
     interval_seconds: float
-    unanswered_total: dict[str, int] = field(default_factory=dict)
     _unknown_since: dict[EnvironmentId, float] = field(default_factory=dict)
     _turn: trio.Lock = field(default_factory=trio.Lock)
-
-    def __post_init__(self) -> None:
-        self.unanswered_total.update({each.name: 0 for each in self.authorities})
 
     async def reap(self) -> ReapReport:
         """One pass. Cancellation: what was found stale until then is ended, the rest is the next
@@ -131,7 +123,6 @@ class LeaseReaper:
                     standings = await authority.ask(tuple(subjects))
                 except AuthorityUnanswered as problem:
                     unanswered.append(authority.name)
-                    self.unanswered_total[authority.name] += 1
                     await self._miss(authority, len(subjects), str(problem))
                     continue
                 ruling = rule(

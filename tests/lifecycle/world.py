@@ -160,7 +160,6 @@ class World:
     environments: LocalEnvironments
     reconciler: Reconciler
     egress: EgressDouble
-    lease_reaper: LeaseReaper
 
     async def run(
         self,
@@ -220,28 +219,25 @@ async def open_world(
     reconciler = Reconciler(mechanism, journal, sink, budgets)
     egress = EgressDouble(mechanism)
     rules = CommandRules(settings, budgets, sink, egress, on_command=registry.shares.wake)
-    lease_reaper = LeaseReaper(
-        authorities=authorities,
-        handed_out=registry.handed_out,
-        end=registry.end_stale,
-        audit=sink,
-        interval_seconds=settings.leases.interval_seconds,
-    )
     environments = LocalEnvironments(
         registry,
         Provisioner(registry, parts, settings, clock),
         rules,
         mechanism,
         reconciler,
-        lease_reaper,
+        LeaseReaper(
+            authorities=authorities,
+            handed_out=registry.handed_out,
+            end=registry.end_stale,
+            audit=sink,
+            interval_seconds=settings.leases.interval_seconds,
+        ),
         known_images,
     )
     try:
         async with trio.open_nursery() as nursery:
             await nursery.start(registry.run)
-            yield World(
-                mechanism, store, sink, registry, environments, reconciler, egress, lease_reaper
-            )
+            yield World(mechanism, store, sink, registry, environments, reconciler, egress)
             nursery.cancel_scope.cancel()
     finally:
         store.close()
