@@ -5,6 +5,8 @@ import os
 import sys
 import tempfile
 from collections.abc import AsyncIterator
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
@@ -113,7 +115,9 @@ def import_(
     format = None if kind == "auto" else ImageFormat(kind.upper())
 
     async def verb(admin: AdminClient) -> int:
-        with prepared(path, format) as found:
+        with ExitStack() as held:
+            # In a thread: it may pack or unpack gigabytes, and the daemon wants signs of life.
+            found = await trio.to_thread.run_sync(held.enter_context, prepared(path, format))
             imported = await _upload(
                 admin,
                 found.tar,
@@ -172,7 +176,9 @@ def build(
     async def verb(admin: AdminClient) -> int:
         with tempfile.TemporaryDirectory() as folder:
             tar_path = Path(folder) / "image.tar"
-            build_debian(tar_path, suite=suite, packages=chosen)
+            await trio.to_thread.run_sync(
+                partial(build_debian, tar_path, suite=suite, packages=chosen)
+            )
             with plain_tar(tar_path) as tar:
                 found = await _upload(admin, tar, label=f"debian {suite}: {' '.join(chosen)}")
         return _imported(found, as_json=as_json)

@@ -4,10 +4,10 @@ Order of the start: configuration judged (every refusal at once), audit, launche
 reconciliation of what an earlier run left, images, environments, doors, READY. Nothing accepts a
 connection before what is left of earlier environments is destroyed or quarantined.
 
-Order of the end: no new connection, every environment ended with SERVICE_SHUTDOWN, answers
-delivered, all bounded. When the launcher is gone nothing can be built or proven: callers are told
-ENVIRONMENT_LOST and the daemon exits 1, so that the service manager starts both anew and the next
-start reconciles. Deliberately absent: a daemon that goes on without its launcher.
+Order of the end: no new connection, a grace for commands that run, every environment ended with
+SERVICE_SHUTDOWN, answers delivered, all bounded. When the launcher is gone nothing can be built or
+proven: callers are told ENVIRONMENT_LOST and the daemon exits 1, so that the service manager starts
+both anew and the next start reconciles. Deliberately absent: going on without the launcher.
 """
 
 import logging

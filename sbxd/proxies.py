@@ -147,7 +147,14 @@ class EnvironmentProxy:
         except OSError as problem:
             raise MechanismError("proxy_listener", problem.errno or 0) from None
         try:
-            self._proxy = Proxy(parts, use.policy, listener, record=self._record, charge=use.charge)
+            self._proxy = Proxy(
+                parts,
+                use.policy,
+                listener,
+                record=self._record,
+                charge=use.charge,
+                tenant=(use.owner_uid, use.tenant_id),
+            )
         except ListenerUnusable as problem:
             listener.close()
             raise MechanismError("proxy_listener", 0, str(problem)) from None

@@ -126,7 +126,8 @@ class ReserveSettings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
 
 class ServiceSettings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """worker_uids, worker_gids: who may connect to the worker socket (SO_PEERCRED), besides
-    root. orphan_grace_seconds: how long an environment outlives its last connection."""
+    root. orphan_grace_seconds: how long an environment outlives its last connection.
+    shutdown_grace_seconds: how long a command that runs may go on when the service is stopped."""
 
     worker_uids: tuple[Annotated[int, Meta(ge=0, le=2**32 - 2)], ...] = ()
     worker_gids: tuple[Annotated[int, Meta(ge=0, le=2**32 - 2)], ...] = ()
@@ -135,6 +136,7 @@ class ServiceSettings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     hello_seconds: Annotated[int, Meta(ge=1, le=60)] = 5
     heartbeat_seconds: Annotated[int, Meta(ge=1, le=3600)] = 30
     orphan_grace_seconds: Annotated[int, Meta(ge=0, le=3600)] = 60
+    shutdown_grace_seconds: Annotated[int, Meta(ge=0, le=60)] = 5
 
 
 class LeaseAuthoritySettings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

@@ -14,7 +14,7 @@ from typing import TypeVar
 import msgspec
 
 from sbxd.client.channel import Channel
-from sbxd.client.remote import Hooks, RemoteExecutionEnvironment, open_channel
+from sbxd.client.remote import CONNECT_SECONDS, Hooks, RemoteExecutionEnvironment, open_channel
 from sbxd.client.replies import error_of
 from sbxd.client.workspace import RemoteWorkspace
 from sbxd.port.environment import EnvironmentHandle
@@ -196,15 +196,23 @@ class AdminClient:
 
 @asynccontextmanager
 async def connect_admin(
-    path: str, *, client_name: str = "sbxctl", credential: bytes | None = None
+    path: str,
+    *,
+    client_name: str = "sbxctl",
+    credential: bytes | None = None,
+    connect_seconds: float = CONNECT_SECONDS,
 ) -> AsyncIterator[AdminClient]:
-    """Connect to a daemon's admin socket.
+    """Connect to a daemon's admin socket. connect_seconds: as `sbxd.client.remote.connect`.
 
-    Raises: ExecutionUnavailable(UNREACHABLE, CAPACITY, SHUTTING_DOWN);
+    Raises: ExecutionUnavailable(UNREACHABLE, CAPACITY), ServiceShuttingDown;
     ExecutionRejected(NOT_AUTHORIZED).
     """
     async with open_channel(
-        path, role=Role.ADMIN, client_name=client_name, credential=credential
+        path,
+        role=Role.ADMIN,
+        client_name=client_name,
+        credential=credential,
+        connect_seconds=connect_seconds,
     ) as channel:
         yield AdminClient(channel)
 

@@ -3,7 +3,8 @@
 Invariants: frames are queued whole and written by one task, so no cancellation can leave half a
 frame on the wire; what is queued or received is bounded by the credit and by the number of open
 requests; a request that its caller has left is drained to its terminal reply. The connection is
-never made anew: once it is lost, every call raises ExecutionUnavailable(UNREACHABLE).
+never made anew: once it is lost, every call raises ExecutionUnavailable(UNREACHABLE), or
+ServiceShuttingDown when the daemon said so.
 
 Works under asyncio and trio. Deliberately absent: what requests mean.
 """
@@ -23,6 +24,7 @@ from sbxd.port.errors import (
     PortError,
     RejectedCode,
     UnavailableCode,
+    unavailable,
 )
 from sbxd.wire import messages as m
 from sbxd.wire.bridge import cost_bytes
@@ -257,9 +259,9 @@ class Channel:
         call.abandon(then)
 
     def raise_if_lost(self) -> None:
-        """Raises: ExecutionUnavailable(UNREACHABLE) once the connection is lost."""
+        """Raises: ExecutionUnavailable, ServiceShuttingDown once the connection is lost."""
         if self._lost is not None:
-            raise ExecutionUnavailable(*self._lost)
+            raise unavailable(*self._lost)
 
     def is_uploading(self, request_id: int) -> bool:
         return self._connection.request_state(request_id) == "UPLOADING"
@@ -384,7 +386,7 @@ def _farewell_code(code: m.GoodbyeCode) -> UnavailableCode:
 def _refused(farewell: m.Goodbye) -> PortError:
     if farewell.code in FAREWELLS_NOT_AUTHORIZED:
         return ExecutionRejected(RejectedCode.NOT_AUTHORIZED, farewell.reason)
-    return ExecutionUnavailable(_farewell_code(farewell.code), farewell.reason)
+    return unavailable(_farewell_code(farewell.code), farewell.reason)
 
 
 def _unreachable(detail: str) -> ExecutionUnavailable:

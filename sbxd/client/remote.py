@@ -6,15 +6,17 @@
         await environment.destroy(handle)
 
 Runs under asyncio and trio. One connection carries many concurrent requests. It is not made anew
-when it is lost: every call then raises ExecutionUnavailable(UNREACHABLE), and after the daemon's
-grace period the environments of a lost connection are destroyed.
+when it is lost: every call then raises ExecutionUnavailable(UNREACHABLE), or ServiceShuttingDown
+when the daemon said so, and after the daemon's grace period the environments of a lost connection
+are destroyed. `connect` waits for a daemon that is being restarted: the service manager holds the
+socket and queues. So whoever is told ServiceShuttingDown leaves the block and enters it again.
 
-Deliberately absent: retries, subprocesses, anything that starts a sandbox here.
+Deliberately absent: retries of requests, subprocesses, anything that starts a sandbox here.
 """
 
 import math
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from types import TracebackType
@@ -30,13 +32,16 @@ from sbxd.policy.timeouts import RUN_FLOOR_SECONDS, effective_timeout
 from sbxd.port.command import ExecutionCommand, ExecutionResult, FileChange
 from sbxd.port.egress import EgressPolicy
 from sbxd.port.environment import EnvironmentHandle, EnvironmentSpec
-from sbxd.port.errors import ExecutionUnavailable, UnavailableCode
+from sbxd.port.errors import ExecutionUnavailable, ServiceShuttingDown, UnavailableCode
 from sbxd.wire import messages as m
 from sbxd.wire.connection import ClientConnection
 from sbxd.wire.legality import ALL_TERMINAL, Role
 
 CANCEL_WAIT_SECONDS = 2
-CONNECT_SECONDS = 10
+# A restart takes the grace of running commands, the end of everything, and a start.
+CONNECT_SECONDS = 60.0
+# Of connections that a daemon took in its last moments and gave up before their greeting.
+GREETINGS_MAX = 3
 # How long a connection outlives the cancellation of the block that uses it, at most.
 LINGER_SECONDS = 30
 
@@ -281,9 +286,12 @@ class _Session:
     exceptions leave the block as they are and not in an ExceptionGroup.
     """
 
-    def __init__(self, stream: ByteStream, role: Role, hello: m.Hello) -> None:
+    def __init__(
+        self, stream: ByteStream, role: Role, hello: m.Hello, connect_seconds: float
+    ) -> None:
         self._stream = stream
         self._hello = hello
+        self._connect_seconds = connect_seconds
         self._channel = Channel(stream, ClientConnection(role=role))
         self._group: TaskGroup = anyio.create_task_group()
         self._running = anyio.CancelScope(deadline=math.inf, shield=True)
@@ -291,7 +299,7 @@ class _Session:
     async def __aenter__(self) -> Channel:
         entered = False
         try:
-            with anyio.move_on_after(CONNECT_SECONDS) as scope:
+            with anyio.move_on_after(self._connect_seconds) as scope:
                 await self._channel.greet(self._hello)
             if scope.cancelled_caught:
                 raise ExecutionUnavailable(
@@ -334,36 +342,62 @@ class _Session:
 
 @asynccontextmanager
 async def channel_over(
-    stream: ByteStream, *, role: Role, client_name: str, credential: bytes | None = None
+    stream: ByteStream,
+    *,
+    role: Role,
+    client_name: str,
+    credential: bytes | None = None,
+    connect_seconds: float = CONNECT_SECONDS,
 ) -> AsyncIterator[Channel]:
     """Greet over a connected stream, and keep the channel running while the block runs.
 
     The stream is closed when the block ends, or when the greeting fails.
 
-    Raises: ExecutionUnavailable(UNREACHABLE, CAPACITY, SHUTTING_DOWN);
+    Raises: ExecutionUnavailable(UNREACHABLE, CAPACITY), ServiceShuttingDown;
     ExecutionRejected(NOT_AUTHORIZED).
     """
     hello = m.Hello(protocol_version=m.PROTOCOL_VERSION, client=client_name, credential=credential)
-    async with _Session(stream, role, hello) as channel:
+    async with _Session(stream, role, hello, connect_seconds) as channel:
         yield channel
 
 
 @asynccontextmanager
 async def open_channel(
-    path: str, *, role: Role, client_name: str, credential: bytes | None
+    path: str, *, role: Role, client_name: str, credential: bytes | None, connect_seconds: float
 ) -> AsyncIterator[Channel]:
-    """Connect to a Unix socket; then as `channel_over`."""
+    """Connect to a Unix socket; then as `channel_over`. A daemon that takes the connection and is
+    stopped before the greeting has been asked nothing: then the next one is waited for."""
+    ends_at = anyio.current_time() + connect_seconds
+
+    async def greeted() -> Channel:
+        return await connection.enter_async_context(
+            channel_over(
+                await _connected(path),
+                role=role,
+                client_name=client_name,
+                credential=credential,
+                connect_seconds=ends_at - anyio.current_time(),
+            )
+        )
+
+    async with AsyncExitStack() as connection:
+        for _ in range(GREETINGS_MAX - 1):
+            with suppress(ServiceShuttingDown):
+                channel = await greeted()
+                break
+        else:
+            channel = await greeted()
+        yield channel
+
+
+async def _connected(path: str) -> ByteStream:
     try:
-        stream: ByteStream = await anyio.connect_unix(path)
+        return await anyio.connect_unix(path)
     except OSError as error:
         raise ExecutionUnavailable(
             UnavailableCode.UNREACHABLE,
             f"cannot connect to the daemon's socket: {error.strerror or type(error).__name__}",
         ) from None
-    async with channel_over(
-        stream, role=role, client_name=client_name, credential=credential
-    ) as channel:
-        yield channel
 
 
 @asynccontextmanager
@@ -374,6 +408,7 @@ async def connect(
     client_name: str = "sbxd.client",
     run_deadline: RunDeadline | None = None,
     hooks: Hooks | None = None,
+    connect_seconds: float = CONNECT_SECONDS,
 ) -> AsyncIterator[RemoteExecutionEnvironment]:
     """Connect to a daemon's worker socket.
 
@@ -381,14 +416,20 @@ async def connect(
         path: of the socket. credential: the service credential where auth_mode is token.
         client_name: at most 128 characters, for the daemon's log.
         run_deadline, hooks: see RunDeadline and Hooks.
+        connect_seconds: how long a daemon may take to greet; one that is being restarted is waited
+        for as long.
 
-    Raises: ExecutionUnavailable(UNREACHABLE, CAPACITY, SHUTTING_DOWN);
+    Raises: ExecutionUnavailable(UNREACHABLE, CAPACITY), ServiceShuttingDown;
     ExecutionRejected(NOT_AUTHORIZED).
 
     Cancellation: the connection is closed; the daemon cancels what runs on it.
     """
     async with open_channel(
-        path, role=Role.WORKER, client_name=client_name, credential=credential
+        path,
+        role=Role.WORKER,
+        client_name=client_name,
+        credential=credential,
+        connect_seconds=connect_seconds,
     ) as channel:
         yield RemoteExecutionEnvironment(channel, run_deadline, hooks or Hooks())
 

@@ -10,13 +10,13 @@ from sbxd.port.command import ExecutionResult, FileChange
 from sbxd.port.errors import (
     BudgetExhausted,
     ExecutionRejected,
-    ExecutionUnavailable,
     RejectedCode,
     SandboxEscapeSuspected,
+    ServiceShuttingDown,
     StaleLease,
-    UnavailableCode,
     WorkspaceError,
     WorkspaceEscape,
+    unavailable,
 )
 from sbxd.wire import messages as m
 
@@ -25,7 +25,7 @@ def error_of(reply: m.Message) -> Exception | None:
     """The error that a terminal reply stands for, or None when it is a success."""
     match reply:
         case m.Unavailable(code=code, detail=detail, retry_after_ms=after_ms):
-            return ExecutionUnavailable(
+            return unavailable(
                 code,
                 detail,
                 retry_after_seconds=None if after_ms is None else after_ms / 1000,
@@ -43,9 +43,7 @@ def error_of(reply: m.Message) -> Exception | None:
         case m.WorkspaceFailed(code=failed, detail=detail):
             return WorkspaceError(failed, detail)
         case m.Cancelled():
-            return ExecutionUnavailable(
-                UnavailableCode.SHUTTING_DOWN, "the daemon gave up the request"
-            )
+            return ServiceShuttingDown("the daemon gave up the request")
         case _:
             return None
 

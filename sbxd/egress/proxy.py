@@ -17,7 +17,7 @@ that `charge` raised).
 """
 
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Hashable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
@@ -69,6 +69,7 @@ class Proxy:
         *,
         record: Recorder,
         charge: Callable[[], None],
+        tenant: Hashable = None,
     ) -> None:
         """
         Args:
@@ -76,6 +77,7 @@ class Proxy:
             listener: a TCP socket bound to a port by number, not listening; owned from now on.
             record: keeps one record, or raises RecordUnavailable.
             charge: called once for each attempt; may raise BudgetExhausted.
+            tenant: with whose other environments it shares the resolver's threads.
 
         Raises:
             ListenerUnusable: the listener is not that; it is then still the caller's.
@@ -88,7 +90,7 @@ class Proxy:
         self._terms = Terms(
             settings=parts.settings,
             policy=policy,
-            resolve=parts.resolver.share().resolve,
+            resolve=parts.resolver.share(tenant).resolve,
             host_network=parts.host_network,
             dial=parts.dial,
             relay=parts.relay,

@@ -3,8 +3,11 @@
 Theory: getaddrinfo(3) cannot be stopped, so each lookup has a thread and a lookup that is given up
 leaves its thread to end by itself (the resolver of the C library gives up after its own timeouts).
 Such a thread keeps its place until it has ended: the number of threads is bounded for the daemon,
-and each environment has a share of it, so a name server that does not answer costs the environment
-that asks it and not the others. The threads do not keep the process from ending.
+each environment has a share of it, and a tenant gets a further one only while it has fewer than
+are free (so the first takes half, the next half of the rest, and a tenant that has none finds one
+unless there are as many others as threads). A name server that does not answer costs the
+environment and the tenant that ask it and not the others. The threads do not keep the process from
+ending.
 
 Invariants: one question is asked per call, for the name with a dot at its end, so that no search
 list applies; every address is returned, in the order of the answers, each once; no call takes
@@ -15,7 +18,8 @@ of their number (`sbxd.policy.egress`).
 """
 
 import socket
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, cast
 
 import trio
@@ -41,7 +45,7 @@ class Resolver:
         threads_per_environment_max: int = THREADS_PER_ENVIRONMENT_MAX,
         getaddrinfo: GetAddrInfo = socket.getaddrinfo,
     ) -> None:
-        self._threads = trio.CapacityLimiter(threads_max)
+        self._threads = _Fair(threads_max)
         self._share = threads_per_environment_max
         self._seconds = seconds
         self._getaddrinfo = getaddrinfo
@@ -49,12 +53,12 @@ class Resolver:
     @property
     def threads(self) -> int:
         """How many lookups have a thread, those included that were given up."""
-        return self._threads.borrowed_tokens
+        return self._threads.taken
 
-    def share(self) -> "ResolverShare":
-        """A resolver for one environment."""
+    def share(self, tenant: Hashable = None) -> "ResolverShare":
+        """A resolver for one environment of this tenant; None: of the operator's own."""
         return ResolverShare(
-            _Both(trio.CapacityLimiter(self._share), self._threads),
+            _Both(trio.CapacityLimiter(self._share), self._threads, tenant),
             seconds=self._seconds,
             getaddrinfo=self._getaddrinfo,
         )
@@ -105,21 +109,49 @@ class ResolverShare:
         )
 
 
+class _Fair:
+    """Places, of which a party gets a further one while it has fewer than are free."""
+
+    def __init__(self, total: int) -> None:
+        self._total = total
+        self._taken: Counter[Hashable] = Counter()
+        self._released = trio.Event()
+
+    @property
+    def taken(self) -> int:
+        return self._taken.total()
+
+    async def acquire(self, party: Hashable) -> None:
+        """Wait for a place. Cancellation: none is taken."""
+        await trio.lowlevel.checkpoint()
+        while self._taken[party] >= self._total - self.taken:
+            await self._released.wait()
+        self._taken[party] += 1
+
+    def release(self, party: Hashable) -> None:
+        self._taken[party] -= 1
+        if not self._taken[party]:
+            del self._taken[party]
+        self._released.set()
+        self._released = trio.Event()
+
+
 class _Both:
     """A limiter that is two: a place is one of the share and one of the whole."""
 
-    def __init__(self, share: trio.CapacityLimiter, whole: trio.CapacityLimiter) -> None:
+    def __init__(self, share: trio.CapacityLimiter, whole: _Fair, tenant: Hashable) -> None:
         self._share = share
         self._whole = whole
+        self._tenant = tenant
 
     async def acquire_on_behalf_of(self, borrower: object) -> None:
         await self._share.acquire_on_behalf_of(borrower)
         try:
-            await self._whole.acquire_on_behalf_of(borrower)
+            await self._whole.acquire(self._tenant)
         except BaseException:
             self._share.release_on_behalf_of(borrower)
             raise
 
     def release_on_behalf_of(self, borrower: object) -> None:
-        self._whole.release_on_behalf_of(borrower)
+        self._whole.release(self._tenant)
         self._share.release_on_behalf_of(borrower)

@@ -244,6 +244,7 @@ def _network_of(
 
     use = NetworkUse(
         **supervisor.identity(),
+        owner_uid=supervisor.tenancy.owner_uid,
         policy=supervisor.specification.egress,
         listener=listener,
         charge=charge,

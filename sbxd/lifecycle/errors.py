@@ -18,6 +18,7 @@ from sbxd.port.errors import (
     ExecutionUnavailable,
     PortError,
     RejectedCode,
+    ServiceShuttingDown,
     UnavailableCode,
 )
 
@@ -38,10 +39,8 @@ def lost() -> ExecutionUnavailable:
     )
 
 
-def shutting_down() -> ExecutionUnavailable:
-    return ExecutionUnavailable(
-        UnavailableCode.SHUTTING_DOWN, "the service is shutting down: try again later"
-    )
+def shutting_down() -> ServiceShuttingDown:
+    return ServiceShuttingDown("the service is shutting down: connect again and provision anew")
 
 
 def audit_unavailable() -> ExecutionUnavailable:

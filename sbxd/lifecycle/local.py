@@ -89,6 +89,8 @@ class LocalEnvironments:
         bridge: BridgeWorker | None = None,
     ) -> ExecutionResult:
         supervisor = self._find(owner, handle)
+        if self._registry.is_draining:
+            raise errors.shutting_down()
         with self._serving():
             try:
                 return await commands.execute(

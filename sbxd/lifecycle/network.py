@@ -20,7 +20,7 @@ from sbxd.wire.descriptions import PostureItem
 
 @dataclass(frozen=True)
 class NetworkUse:
-    """Which environment may reach what, and for whom it is recorded.
+    """Which environment may reach what, and for whom it is recorded. owner_uid: whose tenant it is.
 
     listener: the descriptor of the proxy's socket; borrowed, whoever serves makes a copy. charge:
     called once for each connection that is asked for, before it is judged; raises BudgetExhausted,
@@ -28,6 +28,7 @@ class NetworkUse:
     """
 
     environment_id: EnvironmentId
+    owner_uid: int
     tenant_id: TenantId
     run_id: RunId
     lease_epoch: int

@@ -136,9 +136,10 @@ class Registry:
             task_status.started()
 
     async def shut_down(self, reason: DestroyReason) -> int:
-        """Take nothing new, end every environment, and return how many there were.
+        """Take nothing new, end every environment, and return how many there were. One that runs a
+        command is ended when that is over, or after `service.shutdown_grace_seconds`.
 
-        Bounded by `Budgets.shutdown_seconds`; what is not over by then is left to the next
+        Bounded by that and `Budgets.shutdown_seconds`; what is not over by then is left to the next
         start, and so is what cannot be proven because the mechanism went meanwhile (a host that
         shuts down stops both): nothing is quarantined for that. Call it once.
         """
@@ -147,12 +148,17 @@ class Registry:
         ended = [each for each in self.handed_out() if each.state is not State.QUARANTINED]
         everything = list(self._table.values())
         for supervisor in everything:
-            supervisor.request_end(reason)
-        with trio.move_on_after(self._parts.budgets.shutdown_seconds):
+            if supervisor.execution is None:
+                supervisor.request_end(reason)
+        grace_seconds = self._settings.service.shutdown_grace_seconds
+        if all(each.execution is None for each in everything):
+            grace_seconds = 0
+        with trio.move_on_after(grace_seconds + self._parts.budgets.shutdown_seconds):
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._abandon_when_lost, everything, nursery.cancel_scope)
-                for supervisor in everything:
-                    await supervisor.over.wait()
+                async with trio.open_nursery() as endings:
+                    for supervisor in everything:
+                        endings.start_soon(_end_after, grace_seconds, supervisor, reason)
                 nursery.cancel_scope.cancel()
         return len(ended)
 
@@ -183,7 +189,7 @@ class Registry:
         """The environment that a handle names, for a peer that may use it now.
 
         Raises: ExecutionRejected(ENVIRONMENT_GONE), StaleLease, BudgetExhausted,
-        SandboxEscapeSuspected(TENANT_MISMATCH).
+        SandboxEscapeSuspected(TENANT_MISMATCH); ServiceShuttingDown instead of the first.
         """
         supervisor = self.find_any(peer, handle)
         if supervisor is not None and supervisor.state in HANDED_OUT:
@@ -197,7 +203,7 @@ class Registry:
             or peer.uid != ended.tenancy.owner_uid
             or handle.tenant_id != ended.tenancy.tenant_id
         ):
-            raise errors.gone()
+            raise errors.shutting_down() if self._is_draining else errors.gone()
         if ended.budget is not None:
             raise overrun(ended.budget)
         raise StaleLease(
@@ -417,3 +423,12 @@ class Registry:
                 supervisor.account.time_is_up()
                 self._remember(supervisor, Budget.WALL)
         supervisor.request_end(reason)
+
+
+async def _end_after(grace_seconds: float, supervisor: Supervisor, reason: DestroyReason) -> None:
+    """Let the command that runs end by itself within the grace; then until it is all over."""
+    if supervisor.execution is not None:
+        with trio.move_on_after(grace_seconds):
+            await supervisor.execution.settled.wait()
+    supervisor.request_end(reason)
+    await supervisor.over.wait()

@@ -97,6 +97,14 @@ class InitClient:
             self._require_alive()
         return state.failure
 
+    async def wait_unparked(self, number: int) -> bool:
+        """Until a parked child is released, given up, or gone. Whether it is gone by itself."""
+        state = self._numbers.get(number)
+        if state is None:
+            return False
+        await state.answered.wait()
+        return state.failure is not None and not self._lost
+
     async def wait_exit(self, number: int) -> CommandExit:
         """Until the main process of this number ended. Raises SandboxLost."""
         state = self._numbers[number]
@@ -107,7 +115,9 @@ class InitClient:
 
     def forget(self, number: int) -> None:
         """Nobody asks for this number any more."""
-        self._numbers.pop(number, None)
+        state = self._numbers.pop(number, None)
+        if state is not None:
+            state.answered.set()
 
     def lose(self) -> None:
         """Init is gone: wake everybody. Idempotent."""

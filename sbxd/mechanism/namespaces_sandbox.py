@@ -1,7 +1,9 @@
 """One slot of the `namespaces` mechanism, from the daemon's side.
 
 How a command starts: while one runs, the leaf of the next is made and a child is parked in it, so
-that `start` is one frame to init and one answer, with no launcher in between.
+that `start` is one frame to init and one answer, with no launcher in between. A parked child that
+dies (a host short of memory takes it first) is replaced; a slot that nobody has yet is lost with
+it, so that the reserve makes another.
 
 Invariants: killing, evidence and the proof of emptiness use descriptors that are held here, so
 they never queue behind the launcher; the limits' headroom is the launcher's; the environment's
@@ -110,6 +112,8 @@ def run_frame(number: int, command: CommandSpec) -> frames.Run:
 
 # How long the next command's process waits for the caller's next word.
 NEXT_LEAF_SECONDS = 0.02
+# So many parked children may die one after the other; with one more the environment is lost too.
+PARKED_LOST_MAX = 3
 
 
 class NamespacesSandbox:
@@ -174,6 +178,8 @@ class NamespacesSandbox:
         self._destroying = trio.Lock()
         self._destroyed = False
         self._tasks: trio.Nursery | None = None
+        self._is_assigned = False
+        self._parked_lost = 0
         self._supply: trio.MemorySendChannel[Leaf | MechanismError]
         self._supply, self._demand = trio.open_memory_channel[Leaf | MechanismError](1)
 
@@ -208,6 +214,7 @@ class NamespacesSandbox:
             )
         ):
             self._limits = wanted
+            self._is_assigned = True
 
     @property
     def proxy_listener(self) -> int | None:
@@ -315,6 +322,7 @@ class NamespacesSandbox:
             if failure is not None:
                 raise start_failure(failure)
             running = NamespacesCommand(leaf, streams, self._init, command.stdin, self._give_back)
+            self._parked_lost = 0
             return running
         finally:
             if running is None:
@@ -366,6 +374,27 @@ class NamespacesSandbox:
             leaf.close()
             raise
         self._offer(leaf)
+        if self._tasks is not None:
+            self._tasks.start_soon(self._watch_parked, leaf.number)
+
+    async def _watch_parked(self, number: int) -> None:
+        """Replace a parked child that is gone before anybody wanted it."""
+        if not await self._init.wait_unparked(number):
+            return
+        try:
+            ahead = self._demand.receive_nowait()
+        except (trio.WouldBlock, trio.EndOfChannel, trio.ClosedResourceError):
+            return  # it has been taken: whoever did is told
+        if not isinstance(ahead, Leaf):
+            self._offer(ahead)
+            return
+        self._init.forget(number)
+        self._parked_lost += 1
+        if self._is_assigned and self._parked_lost <= PARKED_LOST_MAX:
+            self._give_back(ahead)
+        else:
+            ahead.close()
+            self._lose()
 
     def _offer(self, ahead: Leaf | MechanismError) -> None:
         try:

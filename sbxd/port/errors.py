@@ -90,6 +90,25 @@ class ExecutionUnavailable(PortError):
         self.retry_after_seconds = retry_after_seconds
 
 
+class ServiceShuttingDown(ExecutionUnavailable):
+    """The service is being stopped or restarted, and takes nothing new over this connection, now
+    or later: every environment of it ends. Over a new connection, which waits until the next
+    service is there, everything begins anew: leave the block of `sbxd.client.remote.connect`, enter
+    it again, provision again."""
+
+    def __init__(self, detail: str) -> None:
+        super().__init__(UnavailableCode.SHUTTING_DOWN, detail)
+
+
+def unavailable(
+    code: UnavailableCode, detail: str, *, retry_after_seconds: float | None = None
+) -> ExecutionUnavailable:
+    """The error of this code, of the class that a caller can tell it by."""
+    if code is UnavailableCode.SHUTTING_DOWN:
+        return ServiceShuttingDown(detail)
+    return ExecutionUnavailable(code, detail, retry_after_seconds=retry_after_seconds)
+
+
 class ExecutionRejected(PortError):
     """The request is wrong and will stay wrong. A bug in the caller; not retriable.
 

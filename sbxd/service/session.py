@@ -137,6 +137,9 @@ class Session:
             if verdict is not None:
                 self._refusal, self._farewell = verdict
                 return False
+            if self._context.shutdown.is_set():
+                self._farewell = _SHUTTING_DOWN  # whoever hears it instead of Welcome asks the next
+                return False
             await self._outgoing.send(
                 m.Welcome(
                     protocol_version=m.PROTOCOL_VERSION,
@@ -212,7 +215,7 @@ class Session:
                     reply = m.Unavailable(
                         request_id=request_id,
                         code=UnavailableCode.SHUTTING_DOWN,
-                        detail="the service is shutting down: try again later",
+                        detail="the service is shutting down: connect again and provision anew",
                     )
                 else:
                     reply = await self._context.dispatch.handle(self._peer, request, exchange)

@@ -133,11 +133,7 @@ CASES: dict[str, Case] = {
     "EXP-11": Case("bytes lost or changed between the workspace and the store, or in the store"),
     "API-01": Case("the service's own sockets from inside"),
     "API-02": Case("a wrong uid; a missing or wrong credential"),
-    "API-03": Case(
-        "a connection that is handed to another process",
-        "the kernel's word is that of connect, as docs/protocol.md says; the credential is what "
-        "stands behind it",
-    ),
+    "API-03": Case("a connection that is handed to another process"),
     "API-04": Case("a peer's pid that is reused", "the pid is written down and never looked at"),
     "API-05": Case("a planted socket, or a link in its place"),
     "API-06": Case("malformed, slow and idle connections"),
@@ -166,7 +162,7 @@ CASES: dict[str, Case] = {
     "LIF-09": Case("control groups made or left from inside"),
     "LIF-10": Case("a clean-up that fails again and again"),
     "LIF-11": Case(
-        "two sandboxes of one template",
+        "two sandboxes of one pool: nothing random is shared",
         "of the pool: no mechanism restores one from a template",
     ),
     "LIF-12": Case("what one tenant leaves on a slot for the next"),

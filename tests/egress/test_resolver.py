@@ -8,7 +8,13 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from sbxd.egress.resolver import ResolutionFailed, Resolver
+from sbxd.egress.resolver import (
+    THREADS_MAX,
+    THREADS_PER_ENVIRONMENT_MAX,
+    ResolutionFailed,
+    Resolver,
+    ResolverShare,
+)
 
 
 def answering(*addresses: str) -> Any:
@@ -71,7 +77,7 @@ async def test_a_server_that_does_not_answer_costs_its_environment_its_share_and
         return answering("192.0.2.1")()
 
     resolver = Resolver(seconds=10, threads_max=3, threads_per_environment_max=2, getaddrinfo=hang)
-    first, second = resolver.share(), resolver.share()
+    first, second = resolver.share("one"), resolver.share("another")
     late = 0
 
     async def ask() -> None:
@@ -101,3 +107,47 @@ async def test_a_server_that_does_not_answer_costs_its_environment_its_share_and
     while resolver.threads:
         await trio.lowlevel.checkpoint()
     assert await first.resolve("a.example") == ("192.0.2.1",)
+
+
+async def test_however_many_environments_of_tenants_hang_another_tenant_is_served(
+    mock_clock: MockClock,
+) -> None:
+    """With the numbers of the daemon: as many environments as would fill every thread."""
+    go_on = threading.Event()
+
+    def hang(host: bytes, *_: object, **__: object) -> Any:
+        if host.startswith(b"hang"):
+            go_on.wait()
+        return answering("192.0.2.1")()
+
+    resolver = Resolver(seconds=10, getaddrinfo=hang)
+    taken = []
+
+    async def ask(share: ResolverShare) -> None:
+        with pytest.raises(TimeoutError):
+            await share.resolve("hang.example")
+
+    try:
+        async with trio.open_nursery() as nursery:
+            for tenant in ("greedy", "second", "third"):
+                for _ in range(THREADS_MAX // THREADS_PER_ENVIRONMENT_MAX):
+                    share = resolver.share(tenant)
+                    for _ in range(THREADS_PER_ENVIRONMENT_MAX):
+                        nursery.start_soon(ask, share)
+                await trio.testing.wait_all_tasks_blocked()
+                taken.append(resolver.threads)
+            # Each took half of what was free, and nobody more.
+            assert taken == [16, 24, 28]
+            assert await resolver.share("modest").resolve("a.example") == ("192.0.2.1",)
+            mock_clock.jump(11)
+        with trio.move_on_after(1) as waits:  # who holds half still waits for its own
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(resolver.share("greedy").resolve, "a.example")
+                await trio.testing.wait_all_tasks_blocked()
+                mock_clock.jump(1)
+        assert waits.cancelled_caught
+    finally:
+        go_on.set()
+    while resolver.threads:
+        await trio.lowlevel.checkpoint()
+    assert await resolver.share("greedy").resolve("a.example") == ("192.0.2.1",)

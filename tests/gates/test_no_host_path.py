@@ -73,7 +73,7 @@ ERRORS = frozenset(
     {
         "ArtifactIntegrityError", "ArtifactRejected", "ArtifactUnavailable",
         "BudgetExhausted", "CommandNotStarted", "EscapeSuspected", "ExecutionRejected",
-        "ExecutionUnavailable",
+        "ExecutionUnavailable", "ServiceShuttingDown",
         "Failed", "MechanismError", "Rejected", "RunBudgetTooLow", "RunFailed",
         "SandboxEscapeSuspected", "SandboxLost", "StaleLease", "Unavailable", "WorkspaceError",
         "WorkspaceEscape", "WorkspaceEscaped", "WorkspaceFailed",

@@ -20,16 +20,16 @@ from sbxd.launcher.__main__ import main
 from sbxd.launcher.kernel import cgroup, systemd
 
 EFFECTS: tuple[tuple[Any, tuple[str, ...]], ...] = (
-    (os, ("chown", "dup", "fchown", "ftruncate", "mkdir", "open", "pidfd_open",
-          "posix_fallocate", "rename", "rmdir", "unlink")),
+    (os, ("chown", "dup", "fchown", "fsync", "ftruncate", "link", "mkdir", "open", "pidfd_open",
+          "posix_fallocate", "rename", "rmdir", "symlink", "unlink")),
     (fcntl, ("flock", "ioctl")),
     (syscalls, ("capset", "clone3", "fsconfig", "fsmount", "fsopen", "keyctl_join_session_keyring",
                 "landlock_add_path", "landlock_create_ruleset", "landlock_restrict_self", "mount",
                 "mount_setattr", "move_mount", "open_tree", "openat2", "pivot_root", "prctl",
-                "seccomp_set_mode_filter", "setns", "umount2", "unshare")),
+                "seccomp_set_mode_filter", "setns", "syncfs", "umount2", "unshare")),
     (cgroup, ("kill", "read", "write")),
     (systemd, ("connect",)),
-    (systemd.Connection, ("start_scope", "stop_scope", "wait_job")),
+    (systemd.Connection, ("set_cpu_weight", "start_scope", "stop_scope", "wait_job")),
 )  # fmt: skip
 
 _open, _unlink, _read, _close = os.open, os.unlink, os.read, os.close

@@ -6,6 +6,7 @@ then nothing of it is left: no scope, no cgroup, no process, no volume, no uid b
 
 import itertools
 import os
+import tarfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from sbxd.launcher.kernel import hostpaths
 from sbxd.launcher.requests import (
     Acknowledged,
     Assign,
@@ -31,9 +33,12 @@ from sbxd.launcher.requests import (
     Prepared,
     Probe,
     Probed,
+    Share,
+    Weight,
 )
 from sbxd.port.ids import EnvironmentId
 from tests.kernel import launcher_subject as subject
+from tests.kernel.image_layers import entry, put_image, tar_of
 from tests.kernel.launcher_subject import Launcher
 from tests.kernel.test_launcher_lab import LIMITS, VOLUME, Client, prepare, wait_until_gone
 
@@ -218,6 +223,19 @@ def test_an_assignment_that_fails_anywhere_costs_at_most_the_environment(tmp_pat
         assert every_effect(one, WITHOUT_KILL, request, Acknowledged, afterwards) > 0
 
 
+def test_a_division_of_the_host_that_fails_anywhere_can_be_repeated(tmp_path: Path) -> None:
+    with bench(tmp_path) as one:
+        environment_id = one.prepared()
+        shares = Share(ticket=6, weights=(Weight(environment_id=environment_id, cpu_weight=200),))
+        again: list[LauncherReply] = []
+        done = every_effect(
+            one, FAULTS, lambda: shares, Acknowledged, lambda _reply: again.append(one.ask(shares))
+        )
+        assert done > 1
+        assert {type(reply) for reply in again} == {Acknowledged}
+        one.destroyed(environment_id)
+
+
 @pytest.mark.parametrize(
     ("make", "success"), [(Inventory, InventoryIs), (Probe, Probed)], ids=["inventory", "probe"]
 )
@@ -230,23 +248,71 @@ def test_a_look_that_fails_anywhere_says_so_or_says_less(
         assert isinstance(one.ask(make(ticket=7)), success)
 
 
-def test_an_image_that_cannot_be_dropped_or_unpacked_is_whole_or_not_there(tmp_path: Path) -> None:
+def small_image() -> str:
+    """One of each kind of entry, in the store and not unpacked: its digest."""
+    layer = tar_of(
+        (entry("etc", tarfile.DIRTYPE, mode=0o755), b""),
+        (entry("etc/file"), b"x" * 1000),
+        (entry("etc/same", tarfile.LNKTYPE, "etc/file"), b""),
+        (entry("link", tarfile.SYMTYPE, "etc/file"), b""),
+    )
+    return put_image(Path(hostpaths.images_directory()).parent, layer)
+
+
+def whole(one: Bench, image: str) -> None:
+    """The image can be unpacked (it is there, or it is not), and then there is all of it."""
+    unpacked = one.ask(ImageUnpack(ticket=10, image_digest=image))
+    assert isinstance(unpacked, Acknowledged), unpacked
+    tree = Path(hostpaths.unpacked_directory()) / image.removeprefix("sha256:") / "rootfs"
+    assert (tree / "etc/file").read_bytes() == b"x" * 1000
+    assert (tree / "etc/same").stat().st_nlink == 2
+    assert os.readlink(tree / "link") == "etc/file"
+    assert not list(tree.parent.parent.glob("*.partial"))
+
+
+def test_an_image_whose_unpacking_fails_anywhere_is_whole_or_not_there(tmp_path: Path) -> None:
     with bench(tmp_path) as one:
+        image = small_image()
 
-        def drop() -> ImageDrop:
-            assert isinstance(one.ask(ImageUnpack(ticket=8, image_digest=one.image)), Acknowledged)
-            return ImageDrop(ticket=9, image_digest=one.image)
+        def request() -> ImageUnpack:
+            assert isinstance(one.ask(ImageDrop(ticket=9, image_digest=image)), Acknowledged)
+            return ImageUnpack(ticket=11, image_digest=image)
 
-        def usable(reply: LauncherReply) -> None:
-            unpacked = one.ask(ImageUnpack(ticket=10, image_digest=one.image))
-            assert isinstance(unpacked, Acknowledged), unpacked
+        def afterwards(reply: LauncherReply) -> None:
+            whole(one, image)
+
+        assert every_effect(one, FAULTS, request, Acknowledged, afterwards) > 15
+        one.ask(ImageDrop(ticket=12, image_digest=image))
+
+
+def test_an_image_whose_removal_fails_anywhere_can_be_removed_or_unpacked_again(
+    tmp_path: Path,
+) -> None:
+    with bench(tmp_path) as one:
+        image = small_image()
+
+        def request() -> ImageDrop:
+            whole(one, image)
+            return ImageDrop(ticket=9, image_digest=image)
+
+        def afterwards(reply: LauncherReply) -> None:
+            whole(one, image)
+            assert isinstance(one.ask(ImageDrop(ticket=13, image_digest=image)), Acknowledged)
+            name = image.removeprefix("sha256:")
+            assert not list(Path(hostpaths.unpacked_directory()).glob(f"{name}*"))
+
+        assert every_effect(one, FAULTS, request, Acknowledged, afterwards) > 3
+        one.ask(ImageDrop(ticket=12, image_digest=image))
+
+
+def test_a_slot_stands_on_an_image_whose_unpacking_failed_once(tmp_path: Path) -> None:
+    with bench(tmp_path) as one:
+        for number, what in ((1, "EIO"), (5, "KILL")):
+            dropped = one.ask(ImageDrop(ticket=9, image_digest=one.image))
+            assert isinstance(dropped, Acknowledged)
+            unpack = ImageUnpack(ticket=11, image_digest=one.image)
+            reply, happened = one.ask_armed(unpack, number, what)
+            assert happened
+            assert isinstance(reply, Failed)
+            assert isinstance(one.ask(unpack), Acknowledged)
             one.destroyed(one.prepared())
-
-        reply, happened = one.ask_armed(drop(), 1, "EIO")
-        assert happened
-        usable(reply)
-        for number, what in zip(range(1, 20, 3), itertools.cycle(FAULTS), strict=False):
-            one.ask(drop())
-            reply, _ = one.ask_armed(ImageUnpack(ticket=11, image_digest=one.image), number, what)
-            assert isinstance(reply, Acknowledged | Failed)
-            usable(reply)

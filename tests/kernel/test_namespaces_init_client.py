@@ -164,3 +164,30 @@ async def test_a_frame_above_the_cap_is_the_callers_failure_and_not_a_loss() -> 
 def test_an_exit_is_a_code_or_a_signal_and_never_both(code: int, signal: int) -> None:
     assert exit_of(code << 8) == CommandExit(exit_code=code, signal=None)
     assert exit_of(signal) == CommandExit(exit_code=None, signal=signal)
+
+
+@pytest.mark.parametrize(
+    ("how", "is_gone"), [("dies", True), ("released", False), ("given up", False), ("lost", False)]
+)
+async def test_whether_a_parked_child_is_gone_by_itself_is_known(how: str, is_gone: bool) -> None:
+    async with connected() as (client, peer):
+        await park(client, peer)
+        found: list[bool] = []
+
+        async def watch() -> None:
+            found.append(await client.wait_unparked(1))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(watch)
+            await trio.testing.wait_all_tasks_blocked()
+            match how:
+                case "dies":
+                    await peer.say(frames.RunFailed(1, 3, "park"))
+                case "released":
+                    await peer.say(frames.Started(1))
+                case "given up":
+                    client.forget(1)
+                case _:
+                    client.lose()
+        assert found == [is_gone]
+        assert await client.wait_unparked(77) is False

@@ -41,6 +41,7 @@ def bound() -> Iterator[socket.socket]:
 def use(bound: socket.socket, **changes: object) -> NetworkUse:
     given: dict[str, object] = {
         "environment_id": EnvironmentId("e" * 32),
+        "owner_uid": 1000,
         "tenant_id": TenantId("tenant"),
         "run_id": RunId("run"),
         "lease_epoch": 3,

@@ -6,7 +6,7 @@ Mechanism-neutral: everything goes through the worker's socket and the journal.
 import json
 import subprocess
 from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ import msgspec
 from sbxd.client.remote import connect
 from sbxd.port.command import ExecutionResult
 from sbxd.port.egress import EgressDestination, EgressMode, EgressPolicy
+from sbxd.port.errors import ServiceShuttingDown
 from sbxd.port.limits import EnvironmentBudgets, ResourceLimits
 from tests.redteam.live import LIMITS, WORKER_SOCKET, Live, default_image, specification
 
@@ -135,7 +136,7 @@ async def networked(
     limits: ResourceLimits = LIMITS,
     budgets: EnvironmentBudgets | None = None,
 ) -> AsyncIterator[Networked]:
-    """An environment with this policy, destroyed afterwards."""
+    """An environment with this policy, destroyed afterwards unless its daemon was stopped."""
     wanted = msgspec.structs.replace(
         specification(image or await default_image(), limits), egress=policy, budgets=budgets
     )
@@ -144,4 +145,5 @@ async def networked(
         try:
             yield Networked(remote, handle)
         finally:
-            await remote.destroy(handle)
+            with suppress(ServiceShuttingDown):  # then it is ended already
+                await remote.destroy(handle)

@@ -7,6 +7,7 @@ may stand.
 
 import fcntl
 import os
+import re
 import subprocess
 import sys
 from collections import Counter
@@ -96,6 +97,72 @@ def take() -> Kernel:
         network_namespaces=len(networks),
         leftovers=leftovers,
     )
+
+
+@dataclass(frozen=True)
+class Resident:
+    """One process that is sbxd's: in a sandbox's cgroup, or with a uid of a sandbox.
+
+    environment_id, place: of its cgroup, which is below the scope; both "" when it is in none.
+    """
+
+    pid: int
+    name: str
+    state: str
+    environment_id: str
+    place: str
+
+    def __str__(self) -> str:
+        where = f"{self.environment_id} {self.place}" if self.environment_id else "no sandbox"
+        return f"process {self.pid} ({self.name}, {self.state}) in {where}"
+
+
+_OF_SCOPE = re.compile(r"/sbx-([0-9a-f]{32})\.scope(?:/(\S*))?")
+
+
+def residents() -> list[Resident]:
+    """Every one, from /proc."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            continue
+        try:
+            status = dict(
+                line.split(":\t", 1) for line in (entry / "status").read_text().splitlines()
+            )
+            group = (entry / "cgroup").read_text()
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        scope = _OF_SCOPE.search(group)
+        if scope is None and int(status["Uid"].split("\t")[0]) not in UID_RANGE:
+            continue
+        environment_id, place = ("", "") if scope is None else (scope[1], scope[2] or "")
+        found.append(
+            Resident(int(entry.name), status["Name"], status["State"], environment_id, place)
+        )
+    return found
+
+
+def out_of_place(found: list[Resident], slots: set[str]) -> list[str]:
+    """What is not exactly the processes of so many idle slots, one by one.
+
+    An idle slot is its init, its steward and the parked process of its first command, each alone
+    in its leaf; where the guest has a kernel of its own, its steward and one leaf with that kernel.
+    """
+    wrong = [
+        str(each) for each in found if each.environment_id not in slots or each.state[0] in "ZX"
+    ]
+    for slot in sorted(slots):
+        here = [each for each in found if each.environment_id == slot]
+        places = Counter(re.sub(r"^box/exec-\d+$", "exec", each.place) for each in here)
+        leaves = {each.place for each in here if each.place.startswith("box/exec-")}
+        has_own_kernel = places["box/init"] == 0 and places["exec"] > 1
+        expected = Counter({"box/steward": 1, "exec": places["exec"] if has_own_kernel else 1})
+        if not has_own_kernel:
+            expected["box/init"] = 1
+        if places != expected or len(leaves) != 1:
+            wrong.append(f"slot {slot} holds " + ("; ".join(map(str, here)) or "no process"))
+    return wrong
 
 
 def _own_loop_devices() -> int:

@@ -82,14 +82,15 @@ Play = Callable[[Daemon], Awaitable[None]]
 
 
 @asynccontextmanager
-async def playing(path: str, play: Play) -> AsyncIterator[None]:
-    """A daemon that serves one connection by `play`, to its end."""
+async def playing(path: str, *plays: Play) -> AsyncIterator[None]:
+    """A daemon that serves one connection after another, each by its play, to its end."""
     async with await anyio.create_unix_listener(path) as listener:
         finished = anyio.Event()
 
         async def serve() -> None:
-            async with await listener.accept() as stream:
-                await play(Daemon(stream))
+            for play in plays:
+                async with await listener.accept() as stream:
+                    await play(Daemon(stream))
             finished.set()
 
         async with anyio.create_task_group() as group:

@@ -4,20 +4,21 @@ import anyio
 import msgspec
 import pytest
 
-from sbxd.client import remote
-from sbxd.client.remote import Hooks, RunDeadline, connect
+from sbxd.client.remote import GREETINGS_MAX, Hooks, RunDeadline, connect
 from sbxd.client.workspace import RemoteWorkspace
 from sbxd.port.errors import (
     ExecutionRejected,
     ExecutionUnavailable,
     RejectedCode,
     RunBudgetTooLow,
+    ServiceShuttingDown,
     StaleLease,
     UnavailableCode,
 )
 from sbxd.wire import messages as m
 from tests.properties.test_wire_legality import HANDLE
 from tests.service.played import COMMAND, Daemon, executed, output, playing, run
+from tests.service.raw import WELCOME
 from tests.service.requests import SPECIFICATION
 
 # --- connecting -------------------------------------------------------------------------------
@@ -41,7 +42,6 @@ def test_no_socket_is_unreachable_and_the_text_names_no_path(backend: str, path:
         (m.GoodbyeCode.NOT_AUTHORIZED, ExecutionRejected),
         (m.GoodbyeCode.VERSION, ExecutionRejected),
         (m.GoodbyeCode.CAPACITY, ExecutionUnavailable),
-        (m.GoodbyeCode.SHUTTING_DOWN, ExecutionUnavailable),
     ],
 )
 def test_a_farewell_instead_of_a_welcome_is_a_typed_error(
@@ -59,11 +59,34 @@ def test_a_farewell_instead_of_a_welcome_is_a_typed_error(
     run(backend, main)
 
 
-def test_a_daemon_that_does_not_greet_is_unreachable(
-    backend: str, path: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(remote, "CONNECT_SECONDS", 0.05)
+async def _shut_down(daemon: Daemon) -> None:
+    await daemon.expect(m.Hello)
+    await daemon.send(m.Goodbye(reason="bye", code=m.GoodbyeCode.SHUTTING_DOWN))
 
+
+def test_a_daemon_that_stops_before_its_greeting_is_waited_for(backend: str, path: str) -> None:
+    async def greets(daemon: Daemon) -> None:
+        await daemon.greet()
+        assert await daemon.receive() is None
+
+    async def main() -> None:
+        async with playing(path, _shut_down, _shut_down, greets), connect(path) as environment:
+            assert environment.mechanism == WELCOME.mechanism
+
+    run(backend, main)
+
+
+def test_one_that_only_ever_stops_is_not_waited_for_for_ever(backend: str, path: str) -> None:
+    async def main() -> None:
+        async with playing(path, *[_shut_down] * GREETINGS_MAX):
+            with pytest.raises(ServiceShuttingDown):
+                async with connect(path):
+                    raise AssertionError
+
+    run(backend, main)
+
+
+def test_a_daemon_that_does_not_greet_is_unreachable(backend: str, path: str) -> None:
     async def silent(daemon: Daemon) -> None:
         await daemon.expect(m.Hello)
         assert await daemon.receive() is None
@@ -71,7 +94,7 @@ def test_a_daemon_that_does_not_greet_is_unreachable(
     async def main() -> None:
         async with playing(path, silent):
             with pytest.raises(ExecutionUnavailable):
-                async with connect(path):
+                async with connect(path, connect_seconds=0.05):
                     raise AssertionError
 
     run(backend, main)
@@ -152,9 +175,10 @@ def test_a_farewell_while_shutting_down_is_retriable_as_such(backend: str, path:
 
     async def main() -> None:
         async with playing(path, play), connect(path) as environment:
-            with pytest.raises(ExecutionUnavailable) as caught:
-                await environment.provision(SPECIFICATION)
-            assert caught.value.code is UnavailableCode.SHUTTING_DOWN
+            for _ in range(2):  # the answer of this connection from now on
+                with pytest.raises(ServiceShuttingDown) as caught:
+                    await environment.provision(SPECIFICATION)
+                assert caught.value.code is UnavailableCode.SHUTTING_DOWN
 
     run(backend, main)
 

@@ -10,9 +10,12 @@ import trio
 from sbxctl.exits import Exit
 from sbxd.client.remote import connect
 from sbxd.port.command import ExecutionCommand, ExecutionResult, KillReason
-from sbxd.port.errors import ExecutionUnavailable
+from sbxd.port.errors import ExecutionUnavailable, ServiceShuttingDown
+from tests.redteam.faults import main_pid
+from tests.redteam.inventory import wait_settled
 from tests.redteam.live import (
     WORKER_SOCKET,
+    Live,
     default_image,
     specification,
     wait_process_on_the_host,
@@ -60,6 +63,102 @@ async def test_a_worker_gets_the_partial_result_of_what_was_running() -> None:
     assert (result.killed_by, result.stdout) == (KillReason.SERVICE_SHUTDOWN, b"partial\n")
     assert result.exit_code is None
     assert [each.path for each in result.files_changed] == ["begun"]
+
+
+WORKERS = 4
+LOADED_SECONDS = 60.0
+
+
+@pytest.mark.case("LIF-13")
+async def test_under_load_everybody_is_told_and_the_stop_is_bounded() -> None:
+    """Workers with a long command each, one whose command ends within the grace, and one that
+    provisions without pause."""
+    image = await default_image()
+    long: list[ExecutionResult] = []
+    short: list[ExecutionResult] = []
+    refused: list[str] = []
+
+    async def work(number: int, into: list[ExecutionResult], *argv: str) -> None:
+        async with connect(WORKER_SOCKET, client_name=f"worker-{number}") as remote:
+            handle = await remote.provision(specification(image))
+            into.append(
+                await remote.execute(
+                    handle,
+                    ExecutionCommand(
+                        argv=argv,
+                        working_directory=".",
+                        timeout_seconds=300,
+                        stdin=None,
+                        maximum_output_bytes=1000,
+                    ),
+                )
+            )
+
+    async def crowd() -> None:
+        async with connect(WORKER_SOCKET, client_name="crowd") as remote:
+            try:
+                while True:
+                    handle = await remote.provision(specification(image))
+                    await remote.destroy(handle)
+            except ExecutionUnavailable as error:
+                refused.append(type(error).__name__)
+
+    async with trio.open_nursery() as nursery:
+        for number in range(WORKERS):
+            nursery.start_soon(work, number, long, *_argv(f"loaded-{number}"))
+        go = f"{_WAIT.replace('600', '0.5')}; print('whole')"
+        nursery.start_soon(work, WORKERS, short, "python3", "-c", go, "loaded-short")
+        for number in range(WORKERS):
+            await wait_process_on_the_host(f"loaded-{number}")
+        await wait_process_on_the_host("loaded-short")
+        nursery.start_soon(crowd)
+        begun = trio.current_time()
+        await _stop()
+        took = trio.current_time() - begun
+    assert [(each.killed_by, each.stdout) for each in long] == [
+        (KillReason.SERVICE_SHUTDOWN, b"partial\n")
+    ] * WORKERS
+    assert [(each.exit_code, each.killed_by, each.stdout) for each in short] == [
+        (0, None, b"whole\n")
+    ], "what ends within the grace is its own end"
+    assert refused == ["ServiceShuttingDown"]
+    assert took < LOADED_SECONDS
+
+
+async def test_who_connects_while_the_service_is_restarted_waits_and_is_served() -> None:
+    """All the time, from before the stop until after the start: nobody is refused."""
+    await wait_settled()
+    image = await default_image()
+    served: list[int | None] = []
+    old = main_pid("sbxd.service")
+    restarted = trio.Event()
+
+    async def ask() -> None:
+        while not restarted.is_set():
+            try:
+                async with connect(WORKER_SOCKET, client_name="patient") as remote:
+                    handle = await remote.provision(specification(image))
+                    result = await Live(remote, handle).run("true")
+                    if result.killed_by is not KillReason.SERVICE_SHUTDOWN:
+                        served.append(result.exit_code)
+                    await remote.destroy(handle)
+            except ServiceShuttingDown:
+                # It had been greeted by the old one: the documented way on is a new connection.
+                continue
+
+    with trio.fail_after(180):
+        async with trio.open_nursery() as nursery:
+            for _ in range(4):
+                nursery.start_soon(ask)
+            while len(served) < 4:
+                await trio.lowlevel.checkpoint()
+            await trio.run_process(["systemctl", "restart", "sbxd.service"])
+            before = len(served)
+            while len(served) < before + 4:
+                await trio.lowlevel.checkpoint()
+            restarted.set()
+    assert set(served) == {0}
+    assert main_pid("sbxd.service") not in (0, old)
 
 
 @pytest.mark.parametrize("options", [(), ("--get", "begun:/tmp/begun")])

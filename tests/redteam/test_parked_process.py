@@ -1,0 +1,83 @@
+"""The process that waits for a command, killed before it has one: as a host that is short of memory
+does, which takes these first.
+
+A slot of the reserve is made anew, an environment gets another process; nobody meets a slot whose
+first command cannot be started. The processes of the idle slots are then exactly theirs again, one
+by one, and the control sees one that is not.
+"""
+
+import os
+import signal
+import subprocess
+
+import pytest
+import trio
+
+from tests.redteam.faults import ids_held
+from tests.redteam.inventory import Resident, out_of_place, residents, wait_settled
+from tests.redteam.live import live
+
+pytestmark = pytest.mark.needs("daemon", "root")
+
+
+def parked(environment_id: str = "") -> list[Resident]:
+    """The processes of commands to come, of all or of one."""
+    return [
+        each
+        for each in residents()
+        if each.place.startswith("box/exec-") and environment_id in ("", each.environment_id)
+    ]
+
+
+async def test_every_slot_whose_process_is_killed_is_made_anew() -> None:
+    await wait_settled(within_seconds=180)
+    assert out_of_place(residents(), ids_held()) == []
+    before = parked()
+    assert before
+    for each in before:
+        os.kill(each.pid, signal.SIGKILL)
+    with trio.fail_after(120):
+        while {each.environment_id for each in before} & ids_held():
+            await trio.lowlevel.checkpoint()
+    await wait_settled(within_seconds=180)
+    assert out_of_place(residents(), ids_held()) == []
+    assert len(parked()) == len(before)
+
+
+async def test_an_environment_whose_next_process_is_killed_runs_its_next_command() -> None:
+    async with live() as one:
+        name = one.handle.environment_id
+        for number in range(3):
+            assert (await one.run("sh", "-c", f"exit {number}")).exit_code == number
+            with trio.fail_after(60):
+                while not (victims := parked(name)):
+                    await trio.lowlevel.checkpoint()
+                for victim in victims:
+                    os.kill(victim.pid, signal.SIGKILL)
+                while {each.pid for each in parked(name)} <= {each.pid for each in victims}:
+                    await trio.lowlevel.checkpoint()
+        assert (await one.run("sh", "-c", "exit 9")).exit_code == 9
+
+
+async def test_a_process_that_is_in_no_slot_or_is_one_too_many_is_seen() -> None:
+    """The control of everything that is told by identity."""
+    await wait_settled(within_seconds=180)
+    slots = ids_held()
+    found = residents()
+    assert out_of_place(found, slots) == []
+    (first, *others) = sorted(slots)
+    assert any(first in each for each in out_of_place(found, set(others)))
+    # A process with a uid of sandboxes, outside of every slot.
+    stranger = await trio.lowlevel.open_process(
+        ["sleep", "600"], stdin=subprocess.DEVNULL, user=1879048192 + 5, group=1879048192 + 5
+    )
+    try:
+        (wrong,) = out_of_place(residents(), slots)
+        assert f"process {stranger.pid} (sleep" in wrong
+    finally:
+        stranger.kill()
+        await stranger.wait()
+    missing = [each for each in found if each.place != "box/init" or each.environment_id != first]
+    assert [each[:37] for each in out_of_place(missing, slots)] == [f"slot {first}"]
+    twice = [*found, next(each for each in found if each.place == "box/steward")]
+    assert len(out_of_place(twice, slots)) == 1
