@@ -49,7 +49,16 @@ class BlockingSandbox:
             stdin=stdin,
             maximum_output_bytes=maximum_output_bytes,
         )
+        return self.execute(command)
+
+    def execute(self, command: ExecutionCommand) -> ExecutionResult:
+        """As `RunScope.execute`."""
         return self._portal.call(self._scope.execute, command)
+
+    @property
+    def specification(self) -> EnvironmentSpec:
+        """What the sandbox is made by."""
+        return self._scope.specification
 
     def read(self, path: str) -> bytes:
         """A whole file of the workspace, of at most 64 MiB."""
