@@ -54,14 +54,16 @@ async def test_an_approval_is_for_one_call_and_reaches_what_it_showed(internet: 
             assert "ConnectionRefusedError" in after.value["stderr"]
 
 
-@pytest.mark.usefixtures("internet")
-async def test_an_approval_widens_nothing_where_the_run_was_specified_without() -> None:
+async def test_an_approval_widens_nothing_where_the_run_was_specified_without(
+    internet: Internet,
+) -> None:
     async with (
         connect(WORKER_SOCKET, client_name="tests") as remote,
         RunScope(remote, await wanted(DENY_ALL), remote_workspaces(remote)) as scope,
     ):
         tools = Toolbox(scope, None)
         assert tools.network_grant == DENY_ALL
+        await (await scope.workspace()).write("ca.pem", internet.ca)
         result = await tools.call(ToolName.RUN_COMMAND, CALL, approved=YES)
         assert result.value["exit_code"] == 1
         assert "ConnectionRefusedError" in result.value["stderr"]
