@@ -89,10 +89,13 @@ def test_the_standard_tests_of_sandboxes_pass_in_a_real_one() -> None:
         check=False,
     )  # fmt: skip
     assert finished.returncode == 0, finished.stdout[-8000:]
-    # The control: the suite was there and ran, and nothing was left out.
-    found = re.search(r"== (\d+) passed", finished.stdout)
-    assert found is not None, finished.stdout[-2000:]
-    assert int(found[1]) > 80
+    # The control: the suite was there and ran, and nothing was left out. Of what is expected to
+    # fail, as much as deepagents_standard.py names.
+    last = finished.stdout.splitlines()[-1]
+    counted = {kind: int(number) for number, kind in re.findall(r"(\d+) (\w+)", last)}
+    assert counted["passed"] >= 79, last
+    assert counted.get("xfailed", 0) + counted.get("xpassed", 0) == 7, last
+    assert counted.get("skipped", 0) == 0, last
 
 
 class Scripted(GenericFakeChatModel):
