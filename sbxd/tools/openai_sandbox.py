@@ -60,7 +60,7 @@ _Command = Sequence[str | Path]
 class RunSessionState(SandboxSessionState):
     """What the SDK keeps of a session: nothing to come back to."""
 
-    type: Literal["sbxd"] = "sbxd"
+    type: Literal["sbxd"] = "sbxd"  # pyright: ignore[reportIncompatibleVariableOverride]
 
 
 @final

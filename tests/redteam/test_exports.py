@@ -1,9 +1,9 @@
 """artifact.export over a real volume: what is no plain file of the workspace is not exported, and
 what is being changed is exported whole or not at all.
 
-Source: CASES EXP-01 to EXP-04, FS-05. The tools, the client and the store are those that a worker
-has; a command inside does what an attacker would. The control is that the same tools export an
-honest file.
+Source: CASES EXP-01 to EXP-04, EXP-06, FS-05. The tools, the client and the store are those that a
+worker has; a command inside does what an attacker would. The control is that the same tools export
+an honest file.
 """
 
 import hashlib
@@ -135,6 +135,32 @@ async def test_what_is_no_plain_file_of_the_volume_is_not_exported(tmp_path: Pat
         assert (await run.bytes_of(await run.export("folder/inner.txt"))) == b"inner"
 
 
+SIZES = """
+import os
+with open("sparse", "wb") as file:
+    file.truncate(2 ** 30)
+with open("caf\u00e9.csv", "w") as file:
+    file.write("a")
+with open("Data.csv", "w") as file:
+    file.write("b")
+"""
+
+
+@pytest.mark.case("EXP-06")
+async def test_what_is_too_large_or_has_another_name_is_refused_and_nothing_is_guessed(
+    tmp_path: Path,
+) -> None:
+    async with exporting(tmp_path) as run:
+        planted = await run.python(SIZES)
+        assert planted["exit_code"] == 0, planted
+        with trio.fail_after(60):  # holes are not read to find that they are too many
+            assert "TOO_LARGE" in await run.refused("sparse")
+        for path in ("data.csv", "DATA.CSV", "Data.csv ", "cafe\u0301.csv", "Data.csv.", "*.csv"):
+            assert "no such file" in await run.refused(path)
+        assert await run.bytes_of(await run.export("Data.csv")) == b"b"
+        assert await run.bytes_of(await run.export("caf\u00e9.csv")) == b"a"
+
+
 SWAP = """
 import os, time
 os.mkdir("a")
@@ -176,7 +202,7 @@ def _command(program: str) -> ExecutionCommand:
     )
 
 
-@pytest.mark.case("EXP-04")
+@pytest.mark.case("EXP-04", "EXP-06")
 @pytest.mark.parametrize(("program", "path"), [(SWAP, "target"), (GROW, "log")])
 async def test_what_is_swapped_or_changed_meanwhile_is_whole_or_refused(
     tmp_path: Path, program: str, path: str
