@@ -94,7 +94,7 @@ class RunBackend(BaseSandbox):
     def _command(self, line: str, timeout: int | None) -> ExecutionCommand:
         """timeout: 0 is no wish, like None: no command is without a bound."""
         return ExecutionCommand(
-            argv=("/bin/sh", "-c", f"exec 2>&1\n{line}"),
+            argv=("sh", "-c", f"exec 2>&1\n{line}"),
             working_directory=".",
             timeout_seconds=clamp_model_timeout(
                 timeout if timeout and timeout > 0 else None, declared_seconds=TIMEOUT_SECONDS

@@ -67,7 +67,7 @@ def backend(
 
 def fake(begun: threading.Event | None = None) -> FakeExecutionEnvironment:
     answer = partial(shell, begun=begun or threading.Event())
-    return FakeExecutionEnvironment(Script(by_program={"/bin/sh": answer}))
+    return FakeExecutionEnvironment(Script(by_program={"sh": answer}))
 
 
 def commands(environment: FakeExecutionEnvironment) -> list[ExecuteCall]:
