@@ -5,6 +5,7 @@ import sys
 import tracemalloc
 from collections.abc import AsyncIterator, Iterator
 from types import FrameType
+from typing import Any
 
 import pytest
 
@@ -41,7 +42,7 @@ def steps(data: bytes, size: int) -> int:
     """Lines of the scanner's module that run, each over at most one piece."""
     count = 0
 
-    def trace(frame: FrameType, event: str, argument: object) -> object:
+    def trace(frame: FrameType, event: str, argument: Any) -> Any:
         nonlocal count
         if frame.f_code.co_filename != content_flags.__file__:
             return None

@@ -167,18 +167,20 @@ os.mkdir("a")
 with open("good", "w") as file:
     file.write("good " * 200_000)
 os.symlink("/etc/passwd", "evil")
-end = time.monotonic() + 8
+end, rounds = time.monotonic() + 8, 0
 os.link("good", "target")
 while time.monotonic() < end and not os.path.exists("stop"):
     os.symlink("/etc/passwd", "next")
     os.rename("next", "target")
     os.link("good", "next")
     os.rename("next", "target")
+    rounds += 1
+print(rounds)
 """
 GROW = """
 import os, time
 block = b"0123456789" * 10_000
-end = time.monotonic() + 8
+end, rounds = time.monotonic() + 8, 0
 with open("log", "wb") as file:
     file.write(block)
     file.flush()
@@ -186,9 +188,11 @@ with open("log", "wb") as file:
     while time.monotonic() < end and not os.path.exists("stop"):
         file.write(block)
         file.flush()
+        rounds += 1
         if file.tell() > 4_000_000:
             file.seek(0)
             file.truncate()
+print(rounds)
 """
 
 
@@ -210,10 +214,12 @@ async def test_what_is_swapped_or_changed_meanwhile_is_whole_or_refused(
     good = b"good " * 200_000
     async with exporting(tmp_path) as run, trio.open_nursery() as nursery:
         ended: list[ExecutionResult] = []
+        over = trio.Event()
 
         async def attack() -> None:
-            # Beside the tools, which take turns: as the run's own earlier command would not be.
+            # Not through the tools, which take turns: an export never meets a command of theirs.
             ended.append(await run.scope.execute(_command(program)))
+            over.set()
 
         nursery.start_soon(attack)
         workspace = await run.scope.workspace()
@@ -236,6 +242,10 @@ async def test_what_is_swapped_or_changed_meanwhile_is_whole_or_refused(
                 # Blocks of the writer's, and so never half of one before and half of one after.
                 assert set(data) <= set(b"0123456789")
         await workspace.write("stop", b"")
+        await over.wait()
+        honest = await run.export("good" if path == "target" else "log")
+        assert await run.bytes_of(honest), "the control: at rest it is exported"
     assert not any("root:" in each for each in said)
     assert ended[0].exit_code == 0, ended
+    assert int(ended[0].stdout) > 10, "the control: it was being changed all the while"
     assert not list((run.store / "incoming").iterdir())
