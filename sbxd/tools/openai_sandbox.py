@@ -9,12 +9,14 @@ the one module that knows that interface. Its loop is asyncio's.
 
 Invariants: the scope owns the environment, so a session that is closed, or a run that ends, leaves
 none; files go by the workspace port and its containment, commands by the scope and its deadline;
+calls take turns, also where a model asks for several at once;
 the network is the profile's word and no argument. What the SDK asks of an environment and this one
 does not have is refused by name: other users, terminals, mounts, ports, paths outside the
 workspace, and archives of the workspace for later (it lives as long as its run; what is to be kept
 is an artifact). Deliberately absent: a client that provisions, since a run's scope does.
 """
 
+import asyncio
 import io
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path, PurePosixPath
@@ -71,6 +73,7 @@ class RunSession(BaseSandboxSession):
         """profile: what the run allows; None for the default one, which has no network."""
         self._scope = scope
         self._profile = profile or Profile()
+        self._turn = asyncio.Lock()
         self.state = RunSessionState(
             snapshot=NoopSnapshot(id="none"), manifest=Manifest(root=str(WORKSPACE_ROOT))
         )
@@ -101,17 +104,17 @@ class RunSession(BaseSandboxSession):
             )
         network = self._profile.decide(SideEffect.SANDBOX_NETWORK) is Disposition.ALLOW
         seconds = TIMEOUT_SECONDS if timeout is None else max(1, int(timeout))
+        wanted = ExecutionCommand(
+            argv=tuple(str(word) for word in command),
+            working_directory=".",
+            timeout_seconds=min(seconds, TIMEOUT_SECONDS),
+            stdin=None,
+            maximum_output_bytes=OUTPUT_BYTES_MAX,
+            network_enabled=network,
+        )
         try:
-            result = await self._scope.execute(
-                ExecutionCommand(
-                    argv=tuple(str(word) for word in command),
-                    working_directory=".",
-                    timeout_seconds=min(seconds, TIMEOUT_SECONDS),
-                    stdin=None,
-                    maximum_output_bytes=OUTPUT_BYTES_MAX,
-                    network_enabled=network,
-                )
-            )
+            async with self._turn:
+                result = await self._scope.execute(wanted)
         except ExecutionRejected as error:
             if error.code is RejectedCode.COMMAND_NOT_FOUND:
                 said = f"{command[0]}: not found in the image\n".encode()
@@ -127,7 +130,8 @@ class RunSession(BaseSandboxSession):
         """A file of at most 64 MiB, whole in memory, as the interface wants it."""
         name = self._name(path, user)
         try:
-            return io.BytesIO(await (await self._scope.workspace()).read(name))
+            async with self._turn:
+                return io.BytesIO(await (await self._scope.workspace()).read(name))
         except (PortError, WorkspaceError, WorkspaceEscape, ScopeEnded) as error:
             raise _read_error(path, error) from error
 
@@ -135,12 +139,13 @@ class RunSession(BaseSandboxSession):
         name = self._name(path, None)
         found = bytearray()
         try:
-            workspace = await self._scope.workspace()
-            async with workspace.read_stream(name, maximum_bytes=FILE_BYTES_MAX) as content:
-                async for piece in content:
-                    found += piece
-                    if len(found) >= max_bytes:
-                        break
+            async with self._turn:
+                workspace = await self._scope.workspace()
+                async with workspace.read_stream(name, maximum_bytes=FILE_BYTES_MAX) as content:
+                    async for piece in content:
+                        found += piece
+                        if len(found) >= max_bytes:
+                            break
         except (PortError, WorkspaceError, WorkspaceEscape, ScopeEnded) as error:
             raise _read_error(path, error) from error
         return bytes(found[:max_bytes])
@@ -152,9 +157,10 @@ class RunSession(BaseSandboxSession):
         if isinstance(payload, str):
             raise WorkspaceWriteTypeError(path=path, actual_type="str")
         try:
-            await (await self._scope.workspace()).write_stream(
-                name, size_bytes=len(payload), data=_pieces(payload)
-            )
+            async with self._turn:
+                await (await self._scope.workspace()).write_stream(
+                    name, size_bytes=len(payload), data=_pieces(payload)
+                )
         except (PortError, WorkspaceError, WorkspaceEscape, ScopeEnded) as error:
             raise WorkspaceArchiveWriteError(path=path, context=_said(error)) from error
 

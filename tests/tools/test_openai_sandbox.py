@@ -1,6 +1,7 @@
 """A run's sandbox as a live session of the OpenAI Agents SDK: its own agent, with a model that is a
 script, and the interface's words one by one."""
 
+import asyncio
 import io
 import json
 from collections.abc import AsyncIterator
@@ -156,6 +157,16 @@ def test_kills_and_what_cannot_run_are_told_in_the_interfaces_words() -> None:
             assert missing.exit_code == 127
             with pytest.raises(ExecTransportError):
                 await live.exec("./a/b", shell=False)
+
+    run("asyncio", main)
+
+
+def test_several_calls_at_once_take_turns() -> None:
+    async def main() -> None:
+        async with session(FakeExecutionEnvironment(SCRIPT)) as live:
+            async with asyncio.TaskGroup() as tasks:
+                ran = [tasks.create_task(live.exec("fails")) for _ in range(5)]
+            assert {each.result().exit_code for each in ran} == {3}
 
     run("asyncio", main)
 
