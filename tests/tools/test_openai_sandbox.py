@@ -43,6 +43,8 @@ def program(invocation: Invocation) -> Outcome:
             return Outcome(stdout=invocation.files["a.txt"])
         case "slow":
             return Outcome(sleep_seconds=float("inf"))
+        case "brief":
+            return Outcome(exit_code=3, sleep_seconds=0.05)
         case "long":
             return Outcome(stdout=b"x" * 5_000_000)
     return Outcome(exit_code=3, stderr=b"no\n")
@@ -165,7 +167,7 @@ def test_several_calls_at_once_take_turns() -> None:
     async def main() -> None:
         async with session(FakeExecutionEnvironment(SCRIPT)) as live:
             async with asyncio.TaskGroup() as tasks:
-                ran = [tasks.create_task(live.exec("fails")) for _ in range(5)]
+                ran = [tasks.create_task(live.exec("brief")) for _ in range(5)]
             assert {each.result().exit_code for each in ran} == {3}
 
     run("asyncio", main)
