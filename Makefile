@@ -10,7 +10,7 @@ venv: $(STAMP)
 $(STAMP): Makefile pyproject.toml packaging/prerequisites
 	packaging/prerequisites
 	$(PYTHON) -m venv $(VENV)
-	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -e '.[daemon,cli,artifacts,postgres,httpx,mcp,openai-agents,test]'
+	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -e '.[daemon,cli,artifacts,postgres,httpx,mcp,openai-agents,deepagents,test]'
 	touch $@
 
 demo: $(STAMP)

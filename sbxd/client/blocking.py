@@ -6,13 +6,15 @@
 
 Invariants: everything that is asynchronous runs on an event loop in a thread of its own, which
 ends with the block; leaving the block, also by an exception or by Ctrl-C, destroys the
-environment. Deliberately absent: use from several threads at once, streaming.
+environment; any thread may call, and calls take turns. Deliberately absent: streaming.
 """
 
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from functools import partial
 
+import anyio
 import anyio.from_thread
 from anyio.from_thread import BlockingPortal
 
@@ -31,6 +33,7 @@ class BlockingSandbox:
     def __init__(self, portal: BlockingPortal, scope: RunScope) -> None:
         self._portal = portal
         self._scope = scope
+        self._turn = anyio.Lock()
 
     def run(
         self,
@@ -49,7 +52,20 @@ class BlockingSandbox:
             stdin=stdin,
             maximum_output_bytes=maximum_output_bytes,
         )
-        return self._portal.call(self._scope.execute, command)
+        return self.execute(command)
+
+    def execute(self, command: ExecutionCommand) -> ExecutionResult:
+        """As `RunScope.execute`."""
+        return self._portal.call(self._execute, command)
+
+    def submit(self, command: ExecutionCommand) -> "Future[ExecutionResult]":
+        """The same without waiting. Cancelling the future kills the command."""
+        return self._portal.start_task_soon(self._execute, command)
+
+    @property
+    def specification(self) -> EnvironmentSpec:
+        """What the sandbox is made by."""
+        return self._scope.specification
 
     def read(self, path: str) -> bytes:
         """A whole file of the workspace, of at most 64 MiB."""
@@ -63,14 +79,21 @@ class BlockingSandbox:
         """The entries of one directory of the workspace."""
         return self._portal.call(self._listdir, path)
 
+    async def _execute(self, command: ExecutionCommand) -> ExecutionResult:
+        async with self._turn:
+            return await self._scope.execute(command)
+
     async def _read(self, path: str) -> bytes:
-        return await (await self._scope.workspace()).read(path)
+        async with self._turn:
+            return await (await self._scope.workspace()).read(path)
 
     async def _write(self, path: str, data: bytes) -> None:
-        await (await self._scope.workspace()).write(path, data)
+        async with self._turn:
+            await (await self._scope.workspace()).write(path, data)
 
     async def _listdir(self, path: str) -> Sequence[FileChange]:
-        return await (await self._scope.workspace()).listdir(path)
+        async with self._turn:
+            return await (await self._scope.workspace()).listdir(path)
 
 
 @contextmanager

@@ -23,6 +23,7 @@ from sbxd.port.errors import (
     WorkspaceError,
     WorkspaceEscape,
 )
+from sbxd.port.workspace import StreamingWorkspace
 from sbxd.tools.run_artifacts import RunArtifacts
 from sbxd.tools.tool import (
     Disposition,
@@ -51,6 +52,17 @@ class CallContext:
 
     def allows(self, effect: SideEffect) -> bool:
         return self.profile.decide(effect) is Disposition.ALLOW
+
+    def files(self) -> StreamingWorkspace:
+        """The files of the environment that lives. Nothing is provisioned to look at what cannot
+        be there.
+
+        Raises: WorkspaceError(NOT_FOUND) where none lives; the errors of the scope.
+        """
+        workspace = self.scope.existing_workspace()
+        if workspace is None:
+            raise WorkspaceError(WorkspaceCode.NOT_FOUND, "the workspace is empty: no such file")
+        return workspace
 
 
 @contextmanager

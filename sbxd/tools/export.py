@@ -20,7 +20,6 @@ from sbxd.port.artifact import (
     ContentRule,
     TrustLevel,
 )
-from sbxd.port.errors import WorkspaceCode, WorkspaceError
 from sbxd.port.workspace import ContentStream, StreamingWorkspace
 from sbxd.tools import arguments as check
 from sbxd.tools import json_forms
@@ -140,10 +139,7 @@ async def export(
         source = _source(arguments, ArtifactOrigin.SANDBOX_EXPORT, path, check.base_name(path))
         if artifacts is None:
             raise _no_store()
-        workspace = context.scope.existing_workspace()
-        if workspace is None:
-            raise WorkspaceError(WorkspaceCode.NOT_FOUND, "there is no such file")
-        ref = await _export_file(artifacts, exported, workspace, source)
+        ref = await _export_file(artifacts, exported, context.files(), source)
     else:
         text = check.text(arguments["text"], "text", bytes_max=TEXT_BYTES_MAX)
         if "filename" not in arguments:

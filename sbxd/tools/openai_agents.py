@@ -4,12 +4,12 @@
         agent = Agent(name="analyst", tools=function_tools(Toolbox(scope, artifacts)))
         await Runner.run(agent, "…")
 
-The one module that knows that SDK. Its loop is asyncio's.
+The one module that knows the SDK's function tools. Its loop is asyncio's.
 
 Invariants: the schemas and texts are the specifications' own; a refusal is text for the model and
 ends no run, except when nothing more can be done in this run (ToolRunEnded). Deliberately absent:
 the SDK's own approvals (`needs_approval`: the caller may set it on what this gives) and its
-sandbox sessions, which take archives, mounts and terminals that environments do not have.
+sandbox sessions (`openai_sandbox`).
 """
 
 import json

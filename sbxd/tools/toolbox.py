@@ -16,8 +16,11 @@ from types import MappingProxyType
 import anyio
 
 from sbxd.client.run_scope import RunScope
+from sbxd.policy.network import network_shape
 from sbxd.port.credentials import CredentialResolver, NoCredentials
+from sbxd.port.egress import DENY_ALL, EgressPolicy
 from sbxd.port.errors import PortError
+from sbxd.port.network import NetworkShape
 from sbxd.tools import export, run_command, workspace_tools
 from sbxd.tools.context import CallContext, told_to_the_model
 from sbxd.tools.run_artifacts import RunArtifacts
@@ -81,6 +84,14 @@ class Toolbox:
     def profile(self) -> Profile:
         return self._profile
 
+    @property
+    def network_grant(self) -> EgressPolicy:
+        """What approving SANDBOX_NETWORK for one call grants, for the prompt that asks to show:
+        the destinations that this run's environment was specified with; `deny`, hence nothing,
+        where it has none. No approval widens it."""
+        egress = self._scope.specification.egress
+        return DENY_ALL if network_shape(egress) is NetworkShape.NONE else egress
+
     def credentials(self, tool: ToolName) -> CredentialResolver:
         """What a tool's credentials are resolved with: for every tool here, by nobody."""
         assert tool in SPECS
@@ -99,7 +110,8 @@ class Toolbox:
             name: as `ToolName` has it, or as a specification's `function_name`.
             arguments: as the model wrote them, decoded.
             approved: effects that were approved for this one call, by whoever may approve;
-                never anything that a model says.
+                never anything that a model says. The second yes for the network comes this way
+                or by the profile, and grants `network_grant`.
 
         Raises: a ToolError.
 

@@ -6,11 +6,10 @@ known; a listing's names were chosen by whoever made the files and are always un
 and listing provision nothing: where no environment lives the workspace is empty.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sbxd.port.artifact import TrustLevel
-from sbxd.port.errors import WorkspaceCode, WorkspaceError
 from sbxd.port.workspace import StreamingWorkspace, WorkspaceProvenance
 from sbxd.tools import arguments as check
 from sbxd.tools import json_forms
@@ -32,104 +31,95 @@ TEXT_BYTES_MAX = 1_048_576
 ENTRIES_MAX = 1000
 TIMEOUT_SECONDS = 60
 _PATH: dict[str, Any] = {"type": "string", "description": "Relative to the workspace."}
+_STRING: dict[str, Any] = {"type": "string"}
+_INTEGER: dict[str, Any] = {"type": "integer"}
 
-READ_SPEC = ToolSpec(
-    name=ToolName.READ_TEXT,
-    description=(
-        f"Read a UTF-8 text file of the workspace, of at most {TEXT_BYTES_MAX} bytes. For a "
-        "larger file, run a program on it that shows a part. The workspace is discarded when the "
-        "run finishes or pauses."
-    ),
-    input_schema={
-        "type": "object",
-        "properties": {"path": _PATH},
-        "required": ["path"],
-        "additionalProperties": False,
-    },
-    output_schema={
-        "type": "object",
-        "properties": {"text": {"type": "string"}, "size_bytes": {"type": "integer"}},
-        "required": ["text", "size_bytes"],
-    },
-    category=Category.WORKSPACE,
-    risk=Risk.LOW,
-    idempotency=Idempotency.IDEMPOTENT,
-    target=Target.IN_PROCESS,
-    scope="workspace.read",
-    requires=frozenset({SideEffect.WORKSPACE_READ}),
-    output_trust=None,
-    timeout_seconds=TIMEOUT_SECONDS,
-    output_bytes_max=TEXT_BYTES_MAX,
-    parallelism=Parallelism.FORBIDDEN,
-)
-WRITE_SPEC = ToolSpec(
-    name=ToolName.WRITE_TEXT,
-    description=(
-        "Write a text file to the workspace, where commands of this run find it. An existing file "
-        "is replaced, and missing directories are made. The workspace is discarded when the run "
-        "finishes or pauses; artifact.export keeps a file."
-    ),
-    input_schema={
-        "type": "object",
-        "properties": {"path": _PATH, "text": {"type": "string"}},
-        "required": ["path", "text"],
-        "additionalProperties": False,
-    },
-    output_schema={
-        "type": "object",
-        "properties": {"path": {"type": "string"}, "size_bytes": {"type": "integer"}},
-        "required": ["path", "size_bytes"],
-    },
-    category=Category.WORKSPACE,
-    risk=Risk.LOW,
-    idempotency=Idempotency.IDEMPOTENT,
-    target=Target.IN_PROCESS,
-    scope="workspace.write",
-    requires=frozenset({SideEffect.WORKSPACE_WRITE}),
-    output_trust=TrustLevel.INTERNAL_TOOL,
-    timeout_seconds=2 * TIMEOUT_SECONDS,  # it may have to make the environment
-    output_bytes_max=8192,
-    parallelism=Parallelism.FORBIDDEN,
-)
-LIST_SPEC = ToolSpec(
-    name=ToolName.LIST,
-    description=(
-        f"List one directory of the workspace, at most {ENTRIES_MAX} entries. The workspace is "
-        "empty before the run has put something into it, and after a pause."
-    ),
-    input_schema={
-        "type": "object",
-        "properties": {"path": {**_PATH, "default": "."}},
-        "additionalProperties": False,
-    },
-    output_schema={
-        "type": "object",
-        "properties": {
-            "entries": {"type": "array", "items": json_forms.ENTRY_SCHEMA},
-            "truncated": {"type": "boolean"},
+
+def _spec(
+    name: ToolName,
+    description: str,
+    *,
+    takes: Mapping[str, Any],
+    required: Sequence[str],
+    gives: Mapping[str, Any],
+    effect: SideEffect,
+    trust: TrustLevel | None,
+    output_bytes_max: int = TEXT_BYTES_MAX,
+    timeout_seconds: int = TIMEOUT_SECONDS,
+) -> ToolSpec:
+    """What the three have in common: harmless, repeatable, in this process, one effect each."""
+    return ToolSpec(
+        name=name,
+        description=description,
+        input_schema={
+            "type": "object",
+            "properties": dict(takes),
+            "required": list(required),
+            "additionalProperties": False,
         },
-        "required": ["entries", "truncated"],
-    },
-    category=Category.WORKSPACE,
-    risk=Risk.LOW,
-    idempotency=Idempotency.IDEMPOTENT,
-    target=Target.IN_PROCESS,
-    scope="workspace.read",
-    requires=frozenset({SideEffect.WORKSPACE_READ}),
-    output_trust=TrustLevel.EXTERNAL_UNTRUSTED,
-    timeout_seconds=TIMEOUT_SECONDS,
-    output_bytes_max=TEXT_BYTES_MAX,
-    parallelism=Parallelism.FORBIDDEN,
+        output_schema={"type": "object", "properties": dict(gives), "required": list(gives)},
+        category=Category.WORKSPACE,
+        risk=Risk.LOW,
+        idempotency=Idempotency.IDEMPOTENT,
+        target=Target.IN_PROCESS,
+        scope="workspace.read" if effect is SideEffect.WORKSPACE_READ else "workspace.write",
+        requires=frozenset({effect}),
+        output_trust=trust,
+        timeout_seconds=timeout_seconds,
+        output_bytes_max=output_bytes_max,
+        parallelism=Parallelism.FORBIDDEN,
+    )
+
+
+READ_SPEC = _spec(
+    ToolName.READ_TEXT,
+    f"Read a UTF-8 text file of the workspace, of at most {TEXT_BYTES_MAX} bytes. For a larger "
+    "file, run a program on it that shows a part. The workspace is discarded when the run "
+    "finishes or pauses.",
+    takes={"path": _PATH},
+    required=("path",),
+    gives={"text": _STRING, "size_bytes": _INTEGER},
+    effect=SideEffect.WORKSPACE_READ,
+    trust=None,  # by the file's provenance
 )
+WRITE_SPEC = _spec(
+    ToolName.WRITE_TEXT,
+    "Write a text file to the workspace, where commands of this run find it. An existing file is "
+    "replaced, and missing directories are made. The workspace is discarded when the run finishes "
+    "or pauses; artifact.export keeps a file.",
+    takes={"path": _PATH, "text": _STRING},
+    required=("path", "text"),
+    gives={"path": _STRING, "size_bytes": _INTEGER},
+    effect=SideEffect.WORKSPACE_WRITE,
+    trust=TrustLevel.INTERNAL_TOOL,
+    output_bytes_max=8192,
+    timeout_seconds=2 * TIMEOUT_SECONDS,  # it may have to make the environment
+)
+LIST_SPEC = _spec(
+    ToolName.LIST,
+    f"List one directory of the workspace, at most {ENTRIES_MAX} entries. The workspace is empty "
+    "before the run has put something into it, and after a pause.",
+    takes={"path": {**_PATH, "default": "."}},
+    required=(),
+    gives={
+        "entries": {"type": "array", "items": json_forms.ENTRY_SCHEMA},
+        "truncated": {"type": "boolean"},
+    },
+    effect=SideEffect.WORKSPACE_READ,
+    trust=TrustLevel.EXTERNAL_UNTRUSTED,
+)
+
+
+def _file(spec: ToolSpec, arguments: Mapping[str, object]) -> str:
+    """The file that a call names, when it has no field besides its tool's own."""
+    check.check_names(arguments, tuple(spec.input_schema["properties"]))
+    return check.file_path(arguments.get("path"), "path")
 
 
 async def read_text(context: CallContext, arguments: Mapping[str, object]) -> ToolResult:
     """Raises ToolValidationError, ToolRefused (too large, no text), the workspace's errors."""
-    check.check_names(arguments, ("path",))
-    path = check.file_path(arguments.get("path"), "path")
-    workspace = context.scope.existing_workspace()
-    if workspace is None:
-        raise WorkspaceError(WorkspaceCode.NOT_FOUND, "there is no such file")
+    path = _file(READ_SPEC, arguments)
+    workspace = context.files()
     data = await _read(workspace, path)
     try:
         text = data.decode()
@@ -146,8 +136,7 @@ async def read_text(context: CallContext, arguments: Mapping[str, object]) -> To
 
 async def write_text(context: CallContext, arguments: Mapping[str, object]) -> ToolResult:
     """Raises ToolValidationError, the errors of the scope and of the workspace."""
-    check.check_names(arguments, ("path", "text"))
-    path = check.file_path(arguments.get("path"), "path")
+    path = _file(WRITE_SPEC, arguments)
     data = check.text(arguments.get("text"), "text", bytes_max=TEXT_BYTES_MAX).encode()
     await (await context.scope.workspace()).write(path, data)
     return ToolResult(
@@ -160,10 +149,8 @@ async def list_directory(context: CallContext, arguments: Mapping[str, object]) 
     """Raises ToolValidationError, the workspace's errors."""
     check.check_names(arguments, ("path",))
     path = check.workspace_path(arguments.get("path", "."), "path")
-    workspace = context.scope.existing_workspace()
-    if workspace is None and path != ".":
-        raise WorkspaceError(WorkspaceCode.NOT_FOUND, "there is no such directory")
-    found = [] if workspace is None else list(await workspace.listdir(path))
+    empty = path == "." and context.scope.existing_workspace() is None
+    found = [] if empty else list(await context.files().listdir(path))
     return ToolResult(
         value={
             "entries": [json_forms.entry(each) for each in found[:ENTRIES_MAX]],

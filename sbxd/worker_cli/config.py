@@ -27,7 +27,9 @@ class McpSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     socket: the daemon's worker socket. credential_file: holds the service credential where the
     daemon asks for one. image_digest: the image of every session. limits, egress: of every
     session; the daemon has its own word about both. environment: tier 1, by name and value.
-    allowed: what the tools may do; an MCP client cannot approve anything besides.
+    environment_file: more of it, one `NAME = "value"` a line (TOML); when it cannot be read,
+    commands get none of tier 1 and the error is logged. allowed: what the tools may do; an MCP
+    client cannot approve anything besides.
     """
 
     tenant_id: TenantIdField
@@ -37,6 +39,7 @@ class McpSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     limits: ResourceLimits = DEFAULT_LIMITS
     egress: EgressPolicy = DENY_ALL
     environment: dict[str, str] = {}
+    environment_file: str = ""
     allowed: frozenset[SideEffect] = DEFAULT_ALLOWED
 
 

@@ -8,7 +8,7 @@ read from a file of this user.
 import secrets
 import socket
 import stat
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,7 +19,7 @@ import click
 from sbxd.artifacts.opening import Artifacts, open_artifacts
 from sbxd.client.remote import connect
 from sbxd.client.run_scope import RunScope, remote_workspaces
-from sbxd.policy.child_environment import OperatorNamesRefused, worker_environment
+from sbxd.policy.child_environment import OperatorNamesRefused
 from sbxd.port.artifact import ArtifactUnavailable
 from sbxd.port.environment import EnvironmentSpec
 from sbxd.port.errors import PortError
@@ -28,11 +28,13 @@ from sbxd.tools.run_artifacts import StoreOfRun
 from sbxd.tools.tool import Profile
 from sbxd.tools.toolbox import Toolbox
 from sbxd.worker_cli.config import ConfigUnreadable, McpSettings, WorkerSettings, load
+from sbxd.worker_cli.tier_one import tier_one
 
 if TYPE_CHECKING:
     from sbxd.tools.mcp_server import McpSession
 
 LOOPBACK = "127.0.0.1"
+Environment = Mapping[str, str]
 
 
 @click.command()
@@ -53,28 +55,24 @@ def mcp(config: Path, port: int | None, token_file: Path | None) -> None:
         settings = load(config)
         if settings.mcp is None:
             raise click.UsageError(f"{config} has no table [mcp]")
-        specification_of(settings.mcp)
+        environment = tier_one(settings.mcp)
         credential = _credential(settings.mcp)
         token = None if port is None else _token(token_file)
     except (ConfigUnreadable, OperatorNamesRefused) as problem:
         raise click.UsageError(str(problem)) from None
     try:
         if port is None or token is None:
-            anyio.run(_stdio, settings, credential)
+            anyio.run(_stdio, settings, environment, credential)
         else:
-            anyio.run(_http, settings, credential, port, token)
+            anyio.run(_http, settings, environment, credential, port, token)
     except (PortError, ArtifactUnavailable) as problem:
         raise click.ClickException(str(problem)) from None
     except ImportError as problem:
         raise click.ClickException(f"the extra `mcp` is not installed: {problem.name}") from None
 
 
-def specification_of(settings: McpSettings) -> EnvironmentSpec:
-    """What one session provisions, as a run of its own.
-
-    Raises: OperatorNamesRefused for a name of tier 0 or tier 2.
-    """
-    built = worker_environment(tuple(settings.environment), settings.environment)
+def specification_of(settings: McpSettings, environment: Environment) -> EnvironmentSpec:
+    """What one session provisions, as a run of its own. environment: of `tier_one`."""
     return EnvironmentSpec(
         tenant_id=settings.tenant_id,
         run_id=RunId(f"mcp-{secrets.token_hex(12)}"),
@@ -82,12 +80,14 @@ def specification_of(settings: McpSettings) -> EnvironmentSpec:
         image_digest=settings.image_digest,
         limits=settings.limits,
         egress=settings.egress,
-        environment=built.environment,
+        environment=environment,
         bridge=None,
     )
 
 
-async def _stdio(settings: WorkerSettings, credential: bytes | None) -> None:
+async def _stdio(
+    settings: WorkerSettings, environment: Environment, credential: bytes | None
+) -> None:
     from mcp.server.stdio import stdio_server
 
     from sbxd.tools.mcp_server import serve
@@ -96,10 +96,16 @@ async def _stdio(settings: WorkerSettings, credential: bytes | None) -> None:
         _opened_artifacts(settings) as artifacts,
         stdio_server() as (read, write),
     ):
-        await serve(_Sessions(settings, credential, artifacts), read, write)
+        await serve(_Sessions(settings, environment, credential, artifacts), read, write)
 
 
-async def _http(settings: WorkerSettings, credential: bytes | None, port: int, token: str) -> None:
+async def _http(
+    settings: WorkerSettings,
+    environment: Environment,
+    credential: bytes | None,
+    port: int,
+    token: str,
+) -> None:
     import uvicorn
 
     from sbxd.tools.mcp_http import PATH, http_door
@@ -111,7 +117,7 @@ async def _http(settings: WorkerSettings, credential: bytes | None, port: int, t
         bound = listening.getsockname()[1]
         async with (
             _opened_artifacts(settings) as artifacts,
-            http_door(_Sessions(settings, credential, artifacts), token) as app,
+            http_door(_Sessions(settings, environment, credential, artifacts), token) as app,
         ):
             click.echo(f"http://{LOOPBACK}:{bound}{PATH}")
             served = uvicorn.Config(app, lifespan="off", log_level="warning")
@@ -122,9 +128,14 @@ class _Sessions:
     """Opens a session: a connection to the daemon, a run, its tools."""
 
     def __init__(
-        self, settings: WorkerSettings, credential: bytes | None, artifacts: Artifacts | None
+        self,
+        settings: WorkerSettings,
+        environment: Environment,
+        credential: bytes | None,
+        artifacts: Artifacts | None,
     ) -> None:
         self._settings = settings
+        self._environment = environment
         self._credential = credential
         self._artifacts = artifacts
 
@@ -132,7 +143,7 @@ class _Sessions:
     async def __call__(self) -> "AsyncIterator[McpSession]":
         settings = self._settings.mcp
         assert settings is not None
-        specification = specification_of(settings)
+        specification = specification_of(settings, self._environment)
         async with (
             connect(
                 settings.socket, credential=self._credential, client_name="sbxd-worker mcp"

@@ -1,11 +1,11 @@
 """A program that is killed at a step of a put or of a sweep, for `test_crash.py`.
 
-    python -m tests.artifacts.crashing FOLDER put|sweep
+    python -m tests.artifacts.crashing FOLDER put|sweep [POSTGRESQL-URI]
 
-For n = 1, 2, … it makes a store in FOLDER/n and forks a process that does the work and kills
-itself with SIGKILL before its n-th step, where a step is a call into the operating system that the
-tree makes or a statement of the database. It ends when a process came through; the last line says
-how many were killed.
+For n = 1, 2, … it makes a store in FOLDER/n, with SQLite or in a schema of its own of that server,
+and forks a process that does the work and kills itself with SIGKILL before its n-th step, where a
+step is a call into the operating system that the tree makes or an exchange with the database (a
+commit is one). It ends when a process came through; the last line says how many were killed.
 """
 
 import json
@@ -18,6 +18,7 @@ from typing import Any
 
 import aiosqlite
 import anyio
+import psycopg
 
 from sbxd.artifacts import tree as tree_module
 from sbxd.artifacts.identifiers import ArtifactIds
@@ -27,6 +28,7 @@ from sbxd.artifacts.sql import SqlMetadata
 from sbxd.artifacts.tree import ArtifactTree
 from sbxd.policy.storage_key import storage_key
 from sbxd.port.artifact import ArtifactOrigin, TrustLevel
+from tests.artifacts import postgres
 from tests.artifacts.world import ALICE, BEGIN, DAY, RUN, Folder, exported
 
 STEPS_MAX = 300
@@ -78,6 +80,13 @@ def arm(step: int) -> None:
         return await real(self, *args)
 
     aiosqlite.Connection.execute_fetchall = counted  # type: ignore[assignment,method-assign]
+    exchange = psycopg.AsyncConnection.wait
+
+    async def counted_wait(self: psycopg.AsyncConnection[Any], *args: Any, **kwargs: Any) -> Any:
+        killer.step()
+        return await exchange(self, *args, **kwargs)
+
+    psycopg.AsyncConnection.wait = counted_wait  # type: ignore[method-assign]
 
 
 async def put(folder: Folder, arm_now: Callable[[], None]) -> None:
@@ -133,14 +142,23 @@ async def abandoned(folder: Folder) -> None:
     tree.close()
 
 
+def schema_of(uri: str, step: int) -> str:
+    """What names the metadata of a step's store: SQLite where there is no server."""
+    return postgres.with_schema(uri, f"crash_{step}") if uri else ""
+
+
 def main() -> None:
     base, work = Path(sys.argv[1]), {"put": put, "sweep": sweep}[sys.argv[2]]
+    uri = sys.argv[3] if len(sys.argv) > 3 else ""
     for step in range(1, STEPS_MAX):
         place = base / str(step)
         place.mkdir()
+        if uri:
+            with psycopg.connect(uri, autocommit=True) as connection:
+                connection.execute(f"CREATE SCHEMA crash_{step}".encode())
         child = os.fork()
         if child == 0:
-            folder = Folder(place / "store")
+            folder = Folder(place / "store", schema_of(uri, step))
             anyio.run(work, folder, lambda step=step: arm(step))
             os._exit(0)
         _, status = os.waitpid(child, 0)

@@ -16,7 +16,8 @@ import pytest
 from sbxd.artifacts.opening import Artifacts
 from sbxd.artifacts.sweeper import SweepReport
 from sbxd.port.artifact import ArtifactId, ArtifactNotFound
-from tests.artifacts.crashing import DATA
+from tests.artifacts import postgres
+from tests.artifacts.crashing import DATA, schema_of
 from tests.artifacts.world import ALICE, DAY, Folder, exported, fetched, run
 from tests.gates.source import REPOSITORY
 
@@ -32,10 +33,20 @@ def memory(tmp_path: Path) -> Iterator[Path]:
         yield Path(place)
 
 
-def killed(base: Path, work: str) -> int:
+@pytest.fixture(params=["sqlite", "postgresql"])
+def server(request: pytest.FixtureRequest) -> Iterator[str]:
+    """The URI of a server that this test alone has; empty for SQLite."""
+    if request.param == "sqlite":
+        yield ""
+        return
+    with postgres.server() as uri:
+        yield uri
+
+
+def killed(base: Path, work: str, uri: str) -> int:
     """How many processes were killed, each a step later than the one before."""
     done = subprocess.run(
-        [sys.executable, "-m", "tests.artifacts.crashing", base, work],
+        [sys.executable, "-m", "tests.artifacts.crashing", base, work, *([uri] if uri else [])],
         cwd=REPOSITORY,
         capture_output=True,
         text=True,
@@ -45,9 +56,9 @@ def killed(base: Path, work: str) -> int:
     return int(done.stdout)
 
 
-def folders(base: Path) -> list[Folder]:
+def folders(base: Path, uri: str) -> list[Folder]:
     places = sorted(base.iterdir(), key=lambda path: int(path.name))
-    found = [Folder(place / "store") for place in places]
+    found = [Folder(place / "store", schema_of(uri, int(place.name))) for place in places]
     for folder in found:
         folder.clock.time += 41 * DAY
     return found
@@ -82,10 +93,10 @@ async def recovered(folder: Folder) -> bool:
     return bool(left)
 
 
-def test_a_put_that_is_killed_at_any_step_is_whole_or_gone(memory: Path) -> None:
-    count = killed(memory, "put")
+def test_a_put_that_is_killed_at_any_step_is_whole_or_gone(memory: Path, server: str) -> None:
+    count = killed(memory, "put", server)
     assert count > 40
-    found = folders(memory)
+    found = folders(memory, server)
     assert len(found) == count + 1
     # The control: the kills were spread over the put.
     states = {
@@ -101,10 +112,12 @@ def test_a_put_that_is_killed_at_any_step_is_whole_or_gone(memory: Path) -> None
     assert there == sorted(there), "once it is there, a later death does not lose it"
 
 
-def test_a_sweep_that_is_killed_at_any_step_is_finished_by_the_next(memory: Path) -> None:
-    count = killed(memory, "sweep")
+def test_a_sweep_that_is_killed_at_any_step_is_finished_by_the_next(
+    memory: Path, server: str
+) -> None:
+    count = killed(memory, "sweep", server)
     assert count > 40
-    found = folders(memory)
+    found = folders(memory, server)
     # The control: some died with nothing removed, some with all.
     assert {len(names(folder)) for folder in found} >= {5, 1}
     assert all(run("trio", partial(recovered, folder)) for folder in found)

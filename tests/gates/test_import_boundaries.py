@@ -78,6 +78,9 @@ LAYERS = (
     Layer("sbxd.tools.mcp_http", (*PURE, "sbxd.tools"), ("anyio", "mcp", "mcp_types", "starlette"),
           SPAWNING),
     Layer("sbxd.tools.openai_agents", ("sbxd.tools",), ("agents",), SPAWNING),
+    Layer("sbxd.tools.openai_sandbox", (*PURE, "sbxd.client", "sbxd.tools"), ("agents",), SPAWNING),
+    Layer("sbxd.tools.deepagents_backend", (*PURE, "sbxd.client", "sbxd.tools"), ("deepagents",),
+          SPAWNING),
     Layer("sbxd.artifacts", PURE, ("msgspec", "anyio"), SPAWNING),
     Layer("sbxd.artifacts.metadata_sqlite", (*PURE, "sbxd.artifacts"), ("anyio", "aiosqlite"),
           SPAWNING),
@@ -278,7 +281,10 @@ import importlib, json, pkgutil, sys
 before = set(sys.modules)
 names = sys.argv[1:]
 # The daemon's part, and what a worker imports only when it has the library (httpx loads trio).
-apart = {"sbxd.fake.service", "sbxd.client.guard_httpx", "sbxd.tools.openai_agents"}
+apart = {
+    "sbxd.fake.service", "sbxd.client.guard_httpx", "sbxd.tools.openai_agents",
+    "sbxd.tools.openai_sandbox", "sbxd.tools.deepagents_backend",
+}
 for name in names:
     package = importlib.import_module(name)
     for found in pkgutil.walk_packages(getattr(package, "__path__", []), name + "."):
@@ -312,6 +318,24 @@ def test_importing_the_workers_packages_loads_no_runtime_and_nothing_of_the_daem
     # anyio itself loads `subprocess`; what our own modules name is the walk's business above.
     forbidden = tuple(each for each in FORBIDDEN_TO_WORKERS if each not in SPAWNING)
     assert sorted(name for name in loaded if within(name, forbidden)) == []
+
+
+@pytest.mark.parametrize(
+    ("adapter", "framework"),
+    [
+        ("sbxd.tools.openai_agents", "agents"),
+        ("sbxd.tools.openai_sandbox", "agents.sandbox"),
+        ("sbxd.tools.deepagents_backend", "deepagents"),
+    ],
+)
+def test_a_frameworks_adapter_loads_no_runtime_and_nothing_of_the_daemon(
+    adapter: str, framework: str
+) -> None:
+    loaded = loaded_by(adapter)
+    assert framework in loaded
+    # What a framework itself loads besides is its own: a spawner is of the standard library.
+    forbidden = tuple(each for each in FORBIDDEN_TO_WORKERS if within(each, ("sbxd",)))
+    assert sorted(name for name in loaded if within(name, (*forbidden, *RUNTIMES))) == []
 
 
 def test_importing_the_pure_packages_loads_no_socket_and_no_subprocess() -> None:

@@ -18,9 +18,16 @@ from typing import Any
 
 import pytest
 
-from sbxd.policy.child_environment import Tier, tier_of
+from sbxd.policy.child_environment import (
+    TIER_TWO_CONSTANTS,
+    TIER_ZERO_NAMES,
+    TIER_ZERO_PREFIXES,
+    Tier,
+    tier_of,
+)
 from tests.redteam.credential_worker import NOTE
 from tests.redteam.credentials import fake_environment
+from tests.redteam.egress import configured
 from tests.redteam.live import live
 from tests.redteam.scanner import PATTERNS, kinds
 
@@ -31,6 +38,7 @@ pytestmark = [
 
 CREDENTIAL = Path("/etc/sbxd/service-credential")
 SOURCE = Path(__file__).parents[2]
+EVERY_TIER_ZERO = (*TIER_ZERO_NAMES, *(f"{prefix}NAME" for prefix in TIER_ZERO_PREFIXES))
 
 
 @pytest.fixture
@@ -65,7 +73,10 @@ def test_nothing_that_a_worker_or_its_host_holds_is_found_inside(
     own, inside = fake_environment(), fake_environment()["GITHUB_TOKEN"]
     values = [*own.values(), *of_the_host]
     assert all(len(value) >= 8 for value in values), "too short to be searched for"
-    found = _worker(own, {"values": [*values, inside], "note": f"here is {inside}"})
+    asked = {"values": [*values, inside], "note": f"here is {inside}", "listed": []}
+    found = _worker(own, asked)
+    # Of what a tool's command has, nothing is the worker's.
+    assert found["environment"] == TIER_TWO_CONSTANTS
     places = found["exact"].pop(str(len(values)))
     assert f"/workspace/{NOTE}" in places, "the control: what is there is found by its value"
     assert found["exact"] == {}
@@ -74,6 +85,24 @@ def test_nothing_that_a_worker_or_its_host_holds_is_found_inside(
     assert found["looks"] == {}
     assert found["files"] > 500, "the search looked at too little"
     assert found["bytes"] > 10_000_000
+
+
+def test_of_a_full_environment_a_tools_command_has_what_the_operator_listed_and_no_more() -> None:
+    """The daemon's list has the last word too: it is what the lane configures for this test."""
+    own = {**fake_environment(), **dict.fromkeys(EVERY_TIER_ZERO, "a-value-of-tier-zero")}
+    with configured('[process_environment]\noperator_names = ["TZ"]\n'):
+        asked = {"values": ["a-value-of-tier-zero"], "note": "", "listed": ["TZ"]}
+        found = _worker({**own, "TZ": "Antarctica/Troll", "LC_ALL": "C"}, asked)
+    # The control: what is listed is there, with the worker's value.
+    assert found["environment"] == {**TIER_TWO_CONSTANTS, "TZ": "Antarctica/Troll"}
+    assert found["exact"] == {}
+
+
+def test_a_tier_zero_name_in_the_list_ends_the_worker_before_it_provisions() -> None:
+    finished = _run({}, {"values": [], "note": "", "listed": ["AWS_SECRET_ACCESS_KEY"]})
+    assert finished.returncode != 0
+    assert "OperatorNamesRefused" in finished.stderr
+    assert finished.stdout == ""
 
 
 def test_the_search_finds_every_credential_in_the_workers_environment() -> None:
@@ -133,7 +162,15 @@ def _machine_id() -> str:
 
 def _worker(environment: dict[str, str], request: dict[str, Any]) -> Any:
     """Run the worker with this besides its environment; what its sandbox found."""
-    finished = subprocess.run(
+    finished = _run(environment, request)
+    assert finished.returncode == 0, finished.stderr
+    return json.loads(finished.stdout)
+
+
+def _run(
+    environment: dict[str, str], request: dict[str, Any]
+) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
         [sys.executable, "-m", "tests.redteam.credential_worker"],
         env={**os.environ, **environment},
         cwd=SOURCE,
@@ -142,8 +179,6 @@ def _worker(environment: dict[str, str], request: dict[str, Any]) -> Any:
         text=True,
         check=False,
     )
-    assert finished.returncode == 0, finished.stderr
-    return json.loads(finished.stdout)
 
 
 def _worker_environment(environment: dict[str, str]) -> bytes:

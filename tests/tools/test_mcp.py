@@ -470,6 +470,7 @@ def worker(config: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
         ("", [], "no table [mcp]"),
         ("[mcp]\ntenant_id = 'a'\n", [], "image_digest"),
         ("GOOD[mcp.environment]\nAWS_REGION = 'x'\n", [], "tier-0"),
+        ("GOODenvironment_file = 'LISTED'\n", [], "tier-0"),
         ("GOOD[mcp.environment]\nHOME = '/'\n", [], "set by the service itself"),
         ("GOOD", ["--http", "0"], "--token-file"),
         ("GOOD", ["--http", "0", "--token-file", "OPEN"], "chmod 600"),
@@ -481,7 +482,9 @@ def test_what_is_configured_wrongly_is_said_at_the_start(
 ) -> None:
     good = f"[mcp]\ntenant_id = 'a'\nimage_digest = 'sha256:{'a' * 64}'\n"
     config, token = tmp_path / "worker.toml", tmp_path / "token"
-    config.write_text(text.replace("GOOD", good))
+    listed = tmp_path / "environment.toml"
+    listed.write_text("AWS_REGION = 'x'\n")
+    config.write_text(text.replace("GOOD", good).replace("LISTED", str(listed)))
     token.write_text(TOKEN)
     os.chmod(token, 0o644)
     done = worker(config, *(str(token) if each == "OPEN" else each for each in arguments))

@@ -1,0 +1,170 @@
+"""A run's sandbox as a backend of LangChain's deepagents.
+
+    with blocking_sandbox("/run/sbxd/worker.sock", specification) as sandbox:
+        agent = create_deep_agent(model=…, backend=RunBackend(sandbox))
+        agent.invoke({"messages": [...]})
+
+Implements `deepagents.backends.protocol.SandboxBackendProtocol` as deepagents 0.7 publishes it, by
+its `BaseSandbox`, and is the one module that knows deepagents. Any thread may call; calls take
+turns, since two commands never share a workspace at once.
+
+Invariants: the shell that deepagents' `execute` means is named in the argument vector; files go by
+the workspace port and its containment, and only /workspace has any; the network is the profile's
+word and no argument; what ends the run (its budget, its lease, a suspected escape) is raised, and
+everything else is an answer that the model reads. Deliberately absent: making and ending sandboxes,
+which is the run's (`sbxd.client.blocking`).
+"""
+
+import asyncio
+
+from deepagents.backends.protocol import (
+    ExecuteResponse,
+    FileDownloadResponse,
+    FileUploadResponse,
+)
+from deepagents.backends.sandbox import BaseSandbox
+
+from sbxd.client.blocking import BlockingSandbox
+from sbxd.policy.timeouts import clamp_model_timeout
+from sbxd.port.command import ExecutionCommand, ExecutionResult
+from sbxd.port.environment import WORKSPACE_ROOT
+from sbxd.port.errors import (
+    ExecutionRejected,
+    ExecutionUnavailable,
+    RejectedCode,
+    WorkspaceCode,
+    WorkspaceError,
+    WorkspaceEscape,
+)
+from sbxd.tools.tool import Disposition, Profile, SideEffect
+
+TIMEOUT_SECONDS = 300
+OUTPUT_BYTES_MAX = 1_048_576
+# The statuses by which shells say the same.
+KILLED_STATUS = 137
+NOT_RUN_STATUS = 126
+_ANSWERED = (WorkspaceEscape, WorkspaceError, ExecutionUnavailable)
+_ROOT = f"{WORKSPACE_ROOT}/"
+_ERRORS = {
+    WorkspaceCode.NOT_FOUND: "file_not_found",
+    WorkspaceCode.IS_A_DIRECTORY: "is_directory",
+    WorkspaceCode.NOT_A_DIRECTORY: "invalid_path",
+}
+
+
+class RunBackend(BaseSandbox):
+    """One run's sandbox. Made within the block of `blocking_sandbox`."""
+
+    def __init__(self, sandbox: BlockingSandbox, *, profile: Profile | None = None) -> None:
+        """profile: what the run allows; None for the default one, which has no network."""
+        self._sandbox = sandbox
+        self._profile = profile or Profile()
+
+    @property
+    def id(self) -> str:
+        """The run's: an environment that is lost is replaced, and the run goes on."""
+        return self._sandbox.specification.run_id
+
+    def execute(self, command: str, *, timeout: int | None = None) -> ExecuteResponse:
+        """Run a shell line; stdout and stderr are one text, as they came.
+
+        Raises: BudgetExhausted, StaleLease, SandboxEscapeSuspected, RunBudgetTooLow, ScopeEnded.
+        """
+        if self._denied:
+            return _DENIED
+        try:
+            return _response(self._sandbox.execute(self._command(command, timeout)))
+        except (ExecutionRejected, ExecutionUnavailable) as error:
+            return _answer(error)
+
+    async def aexecute(self, command: str, *, timeout: int | None = None) -> ExecuteResponse:
+        """The same. Cancellation: the command is killed, and the environment lives on."""
+        if self._denied:
+            return _DENIED
+        running = self._sandbox.submit(self._command(command, timeout))
+        try:
+            return _response(await asyncio.wrap_future(running))
+        except (ExecutionRejected, ExecutionUnavailable) as error:
+            return _answer(error)
+
+    @property
+    def _denied(self) -> bool:
+        return self._profile.decide(SideEffect.CODE_EXECUTION) is Disposition.DENY
+
+    def _command(self, line: str, timeout: int | None) -> ExecutionCommand:
+        """timeout: 0 is no wish, like None: no command is without a bound."""
+        return ExecutionCommand(
+            argv=("sh", "-c", f"exec 2>&1\n{line}"),
+            working_directory=".",
+            timeout_seconds=clamp_model_timeout(
+                timeout if timeout and timeout > 0 else None, declared_seconds=TIMEOUT_SECONDS
+            ),
+            stdin=None,
+            maximum_output_bytes=OUTPUT_BYTES_MAX,
+            network_enabled=self._profile.decide(SideEffect.SANDBOX_NETWORK) is Disposition.ALLOW,
+        )
+
+    def upload_files(self, files: list[tuple[str, bytes]]) -> list[FileUploadResponse]:
+        """Create or replace files below /workspace, each all at once or not at all."""
+        return [self._uploaded(path, data) for path, data in files]
+
+    def download_files(self, paths: list[str]) -> list[FileDownloadResponse]:
+        """Read files below /workspace, of at most 64 MiB each."""
+        return [self._downloaded(path) for path in paths]
+
+    def _uploaded(self, path: str, data: bytes) -> FileUploadResponse:
+        try:
+            self._sandbox.write(_name(path), data)
+        except _ANSWERED as error:
+            return FileUploadResponse(path=path, error=_in_its_words(error))
+        return FileUploadResponse(path=path)
+
+    def _downloaded(self, path: str) -> FileDownloadResponse:
+        try:
+            content = self._sandbox.read(_name(path))
+        except _ANSWERED as error:
+            return FileDownloadResponse(path=path, error=_in_its_words(error))
+        return FileDownloadResponse(path=path, content=content)
+
+
+def _in_its_words(error: Exception) -> str:
+    """Why a file was refused, by the protocol's name where it has one."""
+    match error:
+        case WorkspaceEscape():
+            return "invalid_path"
+        case WorkspaceError():
+            return _ERRORS.get(error.code, f"{error.code}: {error.detail}")
+        case _:
+            return str(error)
+
+
+def _name(path: str) -> str:
+    """The workspace's own name for a path. Raises WorkspaceEscape."""
+    if not path.startswith(_ROOT):
+        raise WorkspaceEscape(f"files are below {WORKSPACE_ROOT}")
+    return path.removeprefix(_ROOT)
+
+
+def _response(result: ExecutionResult) -> ExecuteResponse:
+    # stderr is empty but for what came before the shell joined the two.
+    output = (result.stdout + result.stderr).decode("utf-8", "replace")
+    truncated = result.stdout_truncated or result.stderr_truncated
+    status = result.exit_code
+    if status is None:
+        output += f"\n[the sandbox ended the command: {result.killed_by}]\n"
+        status = KILLED_STATUS
+    return ExecuteResponse(output=output, exit_code=status, truncated=truncated)
+
+
+def _answer(error: ExecutionRejected | ExecutionUnavailable) -> ExecuteResponse:
+    """What the model reads. Raises the error of a run that has no budget left."""
+    if error.code is RejectedCode.RUN_BUDGET_TOO_LOW:
+        raise error
+    return _not_run(f"{error.code}: {error.detail}")
+
+
+def _not_run(why: str) -> ExecuteResponse:
+    return ExecuteResponse(output=f"[not run: {why}]\n", exit_code=NOT_RUN_STATUS)
+
+
+_DENIED = _not_run("running code is denied for this run")
