@@ -34,7 +34,7 @@ bench: $(STAMP)
 	tests/lab/run --lane container -- python3 -m tests.bench
 
 packages: $(STAMP)
-	$(VENV)/bin/python packaging/deb/build
+	$(VENV)/bin/python packaging/build
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache

@@ -5,23 +5,43 @@ import sys
 
 import click
 
-from sbxctl import doctor, egress, environments, image, quarantine, reap, reconcile, run, seccomp
+from sbxctl import (
+    config,
+    copy,
+    doctor,
+    egress,
+    environments,
+    examples,
+    image,
+    quarantine,
+    reap,
+    reconcile,
+    run,
+    seccomp,
+    shell,
+)
 from sbxctl.exits import Exit
+from sbxctl.faults import Faults
 
 DEFAULT_SOCKET = "/run/sbxd/admin.sock"
 
 
 @click.group()
 @click.option("--socket", default=DEFAULT_SOCKET, show_default=True, help="The admin socket.")
+@click.option("--debug", is_flag=True, help="Show where sbxctl itself failed, if it does.")
 @click.version_option(package_name="sbxd", prog_name="sbxctl")
 @click.pass_context
-def cli(ctx: click.Context, socket: str) -> None:
-    """Operate sbxd: run, ls, inspect, exec, destroy, image, egress, reap, quarantine, doctor…"""
+def cli(ctx: click.Context, socket: str, debug: bool) -> None:
+    """Operate sbxd: run, shell, ls, inspect, exec, cp, destroy, image, egress, config, doctor…"""
+    if isinstance(ctx.obj, Faults):
+        ctx.obj.are_shown = debug
     ctx.obj = socket
 
 
 cli.add_command(run.run)
 cli.add_command(run.execute)
+cli.add_command(shell.shell)
+cli.add_command(copy.cp)
 cli.add_command(environments.ls)
 cli.add_command(environments.inspect)
 cli.add_command(environments.destroy)
@@ -31,13 +51,17 @@ cli.add_command(reconcile.reconcile)
 cli.add_command(quarantine.quarantine)
 cli.add_command(seccomp.seccomp)
 cli.add_command(egress.egress)
+cli.add_command(config.config)
 cli.add_command(doctor.doctor)
+examples.annotate(cli)
 
 
 def main() -> None:
     """Run the command line; a wrong one exits with 245."""
+    faults = Faults()
     try:
-        cli.main(standalone_mode=False)
+        with faults:
+            cli.main(standalone_mode=False, obj=faults)
     except click.UsageError as error:
         error.show()
         sys.exit(Exit.USAGE)

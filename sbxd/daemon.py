@@ -37,7 +37,13 @@ from sbxd.audit.events import (
 )
 from sbxd.audit.journald import JournaldSink
 from sbxd.audit.sink import AuditSink, AuditUnavailable
-from sbxd.config import CredentialState, StartupRefusal, resolve_aliases, startup_refusals
+from sbxd.config import (
+    BUILT_MECHANISMS,
+    CredentialState,
+    StartupRefusal,
+    resolve_aliases,
+    startup_refusals,
+)
 from sbxd.doors import DoorUnavailable, open_doors
 from sbxd.egress.host_network import HostNetworkUnreadable
 from sbxd.fake.engine import FakeEngine
@@ -71,8 +77,6 @@ from sbxd.service.listener import Service
 from sbxd.service.session import SessionContext
 from sbxd.settings import SandboxMechanism, Settings
 
-# What this build can run; the others are refused at start, by name.
-BUILT = (SandboxMechanism.GVISOR, SandboxMechanism.NAMESPACES, SandboxMechanism.FAKE)
 FILE_THREADS = 4
 FAREWELL_SECONDS = 5.0
 LAUNCHER_SECONDS = 20.0
@@ -124,7 +128,7 @@ async def run(settings: Settings, given: Given, log: logging.Logger) -> ExitStat
         refusals = startup_refusals(
             settings,
             credential=CredentialState.PRESENT if given.credential else CredentialState.ABSENT,
-            available_mechanisms=BUILT,
+            available_mechanisms=BUILT_MECHANISMS,
         )
         if refusals:
             await _report_refusals(refusals, audit, log)

@@ -137,6 +137,8 @@ LAYERS = (
     # The operator's side. doctor and image building may run programs.
     Layer("sbxctl", (*PURE, "sbxd.client", "sbxd.oci", "sbxd.probes"),
           ("msgspec", "anyio", "trio", "click", "rich")),
+    # The file is judged by the daemon's own functions.
+    Layer("sbxctl.config", (*PURE, "sbxd.config", "sbxctl"), ("msgspec", "click")),
 )  # fmt: skip
 
 # The packages that a worker imports; nothing of the other side may come with them.
