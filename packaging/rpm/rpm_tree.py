@@ -9,6 +9,7 @@ has (decision 0140).
 import os
 import shutil
 import tempfile
+from datetime import UTC, datetime
 from pathlib import Path
 
 import tree
@@ -59,7 +60,7 @@ def build(parts: Path, output: Path, source_date: int) -> Path:
         tree.settle(root, source_date)
         Path(f"{root}.files").write_text("".join(f"{line}\n" for line in listed(root)))
         spec = Path(scratch) / "sbxd.spec"
-        spec.write_text(_spec(version))
+        spec.write_text(_spec(version, source_date))
         made = _pack(spec, root, Path(scratch), source_date)
         target = output / made.name
         unfinished = target.with_name(f".{target.name}")
@@ -85,14 +86,19 @@ def listed(root: Path) -> list[str]:
     return lines
 
 
-def _spec(version: str) -> str:
+def _spec(version: str, source_date: int) -> str:
     requires = [
         *(f"Requires: {each}" for each in REQUIRES),
         *(f"Requires(post): {each}" for each in REQUIRES_POST),
         *(f"Recommends: {each}" for each in RECOMMENDS),
         f"Provides: sbxd = {version}-1",
     ]
-    values = {"@VERSION@": version, "@REQUIRES@": "\n".join(requires), "@TIMERS@": tree.timers()}
+    values = {
+        "@VERSION@": version,
+        "@REQUIRES@": "\n".join(requires),
+        "@TIMERS@": tree.timers(),
+        "@DATE@": f"{datetime.fromtimestamp(source_date, UTC):%a %b %d %Y}",
+    }
     for name in SCRIPTLETS:
         # A scriptlet is macro-expanded: a % of the shell's own is doubled.
         script = tree.filled(HERE / f"{name}.sh", values).rstrip()

@@ -60,7 +60,8 @@ def told(steps: Mapping[str, tuple[str, ...]], files: Mapping[str, Path]) -> dic
         ]
         for number, command in enumerate(steps.values()):
             if command[0] == "rpm":
-                whole = ("rpm", f"--root={merged}", *command[1:])
+                # Debian's rpm wants to hear that it is meant.
+                whole = ("rpm", "--force-debian", f"--root={merged}", *command[1:])
             else:
                 whole = ("chroot", str(merged), *command)
             streams = f">out/{number}.out 2>out/{number}.err"

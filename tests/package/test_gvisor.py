@@ -1,9 +1,10 @@
 """A newcomer's path on a host that has never seen the package: gVisor, as the package sets it.
 
-Each lane tells the documented path once (`docs/install.md`), with a clock beside it; each test is
-one claim. `qemu` takes the installed configuration as it is. `container` has no controllers for
-the limits, which production refuses: there the two settings that a host without them needs are
-changed, and the mechanism and the credential stay those of production.
+Each lane walks the documented path once, with a clock beside it: the very commands of README's and
+`docs/quickstart.md`'s blocks that are marked for this. Each test is one claim. `qemu` takes the
+installed configuration as it is. `container` has no controllers for the limits, which production
+refuses: there the two settings that a host without them needs are changed, and the mechanism and
+the credential stay those of production.
 """
 
 import json
@@ -15,13 +16,20 @@ from pathlib import Path
 
 import pytest
 
+from tests.docs.blocks import blocks_of
+from tests.lab.host import REPOSITORY
 from tests.package.conftest import Packages
 from tests.package.hosts import Done, Host, booted
 
 pytestmark = pytest.mark.needs("lab")
 
 IMAGE = "/var/cache/sbxd-lab/image.tar"
+IN_LAB = "/lab"
 CONFIGURATION = "/etc/sbxd/config.toml"
+INSTALL = "apt install ./sbxd_*.deb"
+IMPORT = "sbxctl image import rootfs.tar"
+DOCTOR = "sbxctl doctor"
+RUN = "sbxctl run -- python3 -c 'print(1)'"
 # What a host without controllers has to say: nothing else of the installed file changes.
 WITHOUT_CONTROLLERS = (
     f"sed -i 's/^deployment_mode = .*/deployment_mode = \"development\"/' {CONFIGURATION} && "
@@ -59,11 +67,24 @@ class Walk:
     seconds: dict[str, float] = field(default_factory=dict)
 
 
+def documented() -> list[tuple[str, str]]:
+    """Who types what, in the order of the documents; what two of them say is done once."""
+    found: dict[tuple[str, str], None] = {}
+    for name in ("README.md", "docs/quickstart.md"):
+        for block in blocks_of(REPOSITORY / name):
+            if block.place in ("package", "package as alice"):
+                user = "alice" if block.place.endswith("alice") else "root"
+                for line in block.script.splitlines():
+                    found.setdefault((user, line.partition("  #")[0].strip()))
+    return list(found)
+
+
 def walk(kind: str, package: Path) -> Walk:
     """The path in one lane, from the package to the purge."""
     seen = Walk()
     with booted(kind) as host:
-        brought = host.bring(package)
+        host.bring(package)
+        host.run("ln", "-s", IMAGE, f"{IN_LAB}/rootfs.tar").ok()
         host.run("useradd", "--no-create-home", "alice").ok()
         seen.before = host.inventory()
         started = time.monotonic()
@@ -73,14 +94,11 @@ def walk(kind: str, package: Path) -> Walk:
             seen.seconds[name] = time.monotonic() - started
             return done
 
-        step("install", host.apt("install", brought)).ok()
-        if kind == "container":
-            step("configure", host.shell(WITHOUT_CONTROLLERS)).ok()
-        step("start", host.run("systemctl", "start", "sbxd.socket")).ok()
-        host.run("usermod", "--append", "--groups=sbxd-admin", "alice").ok()
-        step("import", host.as_user("alice", "sbxctl", "image", "import", IMAGE))
-        step("doctor", host.as_user("alice", "sbxctl", "doctor"))
-        step("run", host.as_user("alice", "sbxctl", "run", "--", "python3", "-c", "print(1)"))
+        for user, command in documented():
+            done = host.as_user(user, "/bin/sh", "-c", f"cd {IN_LAB} && {command}")
+            step(command, done)
+            if command == INSTALL and kind == "container":
+                step("configure", host.shell(WITHOUT_CONTROLLERS)).ok()
         _look_closer(host, seen)
         seen.done["purge"] = host.apt("purge", "sbxd")
         seen.purged = host.inventory()
@@ -110,19 +128,28 @@ def test_a_member_of_the_group_has_output_from_a_kernel_of_the_sandboxs_own(
     path: tuple[str, Walk],
 ) -> None:
     _, seen = path
-    seen.done["import"].ok()
-    assert seen.done["run"].ok() == "1\n"
+    seen.done[IMPORT].ok()
+    assert seen.done[RUN].ok() == "1\n"
     shown = json.loads(seen.done["kernel"].ok())["result"]["stdout"]["text"]
     assert shown.startswith("Linux version 4.4")
     # The control: the host's own kernel is another one.
     assert not seen.done["kernel of the host"].ok().startswith("Linux version 4.4")
 
 
+def test_every_documented_command_was_typed_and_worked(path: tuple[str, Walk]) -> None:
+    kind, seen = path
+    typed = [command for _, command in documented()]
+    assert {INSTALL, IMPORT, DOCTOR, RUN} <= set(typed)
+    for command in typed:
+        lacks = kind == "container" and command == DOCTOR
+        assert seen.done[command].status == (246 if lacks else 0), seen.done[command]
+
+
 def test_doctor_names_gvisor_and_misses_nothing_but_what_the_lane_lacks(
     path: tuple[str, Walk],
 ) -> None:
     kind, seen = path
-    doctor = seen.done["doctor"]
+    doctor = seen.done[DOCTOR]
     mode = "development" if kind == "container" else "production"
     assert f"mechanism gvisor, {mode}" in doctor.out
     missing = set(re.findall(r"^ +missing +(\S+)", doctor.out, re.M))
@@ -163,5 +190,5 @@ def test_from_the_package_to_the_first_output_is_timed(
     line = ", ".join(f"{name} {at:.1f} s" for name, at in seen.seconds.items())
     with capsys.disabled():
         print(f"\nnewcomer, {kind}: {line}")
-    record_property("newcomer_seconds", seen.seconds["run"])
-    assert 0 < seen.seconds["install"] < seen.seconds["run"] < SECONDS_MAX[kind]
+    record_property("newcomer_seconds", seen.seconds[RUN])
+    assert 0 < seen.seconds[INSTALL] < seen.seconds[RUN] < SECONDS_MAX[kind]
