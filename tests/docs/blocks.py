@@ -5,7 +5,6 @@ A block of commands (`sh`, `console`) has one line of HTML comment above it:
     <!-- run: lane -->      in a lane of its own, by `test_commands.py`
     <!-- run: package -->   by `tests/package/test_gvisor.py`, on a host that had nothing
     <!-- run: package as alice -->  the same, as a member of the group
-    <!-- run: host -->      here, by `test_commands.py`
     <!-- shown: REASON -->  by nobody, and why
 
 Every other block says what it is: python and json and toml are read by their parsers, text is not.
@@ -20,7 +19,7 @@ from tests.lab.host import REPOSITORY
 
 COMMANDS = frozenset({"sh", "console"})
 LANGUAGES = COMMANDS | {"python", "toml", "json", "yaml", "hcl", "text"}
-PLACES = frozenset({"lane", "package", "package as alice", "host"})
+PLACES = frozenset({"lane", "package", "package as alice"})
 _MARKER = re.compile(r"<!-- (run|shown): (.+) -->")
 
 
