@@ -54,7 +54,7 @@ def said_by(host: Host) -> dict[str, str]:
 
 
 def _tidy(out: str) -> str:
-    """Without blanks at the ends of lines, and without what a kernel's builder added to its name."""
+    """Without blanks at the ends of lines, and what a kernel's builder added to its name."""
     plain = re.sub(r" +$", "", out, flags=re.M)
     return re.sub(r"(ok  kernel  [0-9.]+)\S*", r"\1", plain)
 
