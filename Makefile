@@ -3,14 +3,14 @@ PYTHON ?= python3
 VENV := .venv
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test lint lab-shell bench packages clean venv guest
+.PHONY: demo test lint lab-shell bench packages docs clean venv guest
 
 venv: $(STAMP)
 
 $(STAMP): Makefile pyproject.toml packaging/prerequisites
 	packaging/prerequisites
 	$(PYTHON) -m venv $(VENV)
-	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -e '.[daemon,cli,artifacts,postgres,httpx,mcp,openai-agents,deepagents,test]'
+	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -e '.[daemon,cli,artifacts,postgres,httpx,mcp,openai-agents,deepagents,docs,clusters,test]'
 	touch $@
 
 demo: $(STAMP)
@@ -34,7 +34,11 @@ bench: $(STAMP)
 	tests/lab/run --lane container -- python3 -m tests.bench
 
 packages: $(STAMP)
-	$(VENV)/bin/python packaging/deb/build
+	$(VENV)/bin/python packaging/build
+
+# The site, into build/site; a warning is an error.
+docs: $(STAMP)
+	$(VENV)/bin/python -m mkdocs build --strict
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache

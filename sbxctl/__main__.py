@@ -4,16 +4,17 @@ and `logs`, which read its journal."""
 
 import os
 import sys
-from contextlib import suppress
-from types import TracebackType
 
 import click
 
 from sbxctl import (
     audit,
+    config,
+    copy,
     doctor,
     egress,
     environments,
+    examples,
     image,
     logs,
     metrics,
@@ -23,10 +24,12 @@ from sbxctl import (
     reconcile,
     run,
     seccomp,
+    shell,
     status,
     top,
 )
 from sbxctl.exits import Exit
+from sbxctl.faults import Faults
 
 DEFAULT_SOCKET = "/run/sbxd/admin.sock"
 
@@ -34,20 +37,22 @@ DEFAULT_SOCKET = "/run/sbxd/admin.sock"
 @click.group()
 @click.option("--socket", default=DEFAULT_SOCKET, show_default=True, help="The admin socket.")
 @click.option("--no-color", is_flag=True, help="No colours, as with NO_COLOR in the environment.")
-@click.option("--debug", is_flag=True, help="Show where in sbxctl a bug of it is.")
+@click.option("--debug", is_flag=True, help="Show where sbxctl itself failed, if it does.")
 @click.version_option(package_name="sbxd", prog_name="sbxctl")
 @click.pass_context
 def cli(ctx: click.Context, socket: str, no_color: bool, debug: bool) -> None:
-    """Operate sbxd: run, ls, exec, destroy, image, egress, status, top, metrics, doctor…"""
+    """Operate sbxd: run, shell, ls, exec, cp, image, egress, status, top, audit, config, doctor…"""
+    if isinstance(ctx.obj, Faults):
+        ctx.obj.are_shown = debug
     ctx.obj = socket
     if no_color:
         os.environ["NO_COLOR"] = "1"  # what the library of the reports reads
-    if debug:
-        sys.excepthook = sys.__excepthook__
 
 
 cli.add_command(run.run)
 cli.add_command(run.execute)
+cli.add_command(shell.shell)
+cli.add_command(copy.cp)
 cli.add_command(environments.ls)
 cli.add_command(environments.inspect)
 cli.add_command(environments.destroy)
@@ -57,6 +62,7 @@ cli.add_command(reconcile.reconcile)
 cli.add_command(quarantine.quarantine)
 cli.add_command(seccomp.seccomp)
 cli.add_command(egress.egress)
+cli.add_command(config.config)
 cli.add_command(doctor.doctor)
 cli.add_command(status.status)
 cli.add_command(top.top)
@@ -64,30 +70,15 @@ cli.add_command(pool.pool)
 cli.add_command(metrics.metrics)
 cli.add_command(audit.audit)
 cli.add_command(logs.logs)
-
-
-def explain(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """The last word about what nothing has caught: one sentence, and no stack trace."""
-    with suppress(OSError):
-        sys.stdout.flush()
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    kind = type(error)
-    if issubclass(kind, BrokenPipeError):
-        os._exit(1)  # as the library of the command line does it
-    if issubclass(kind, KeyboardInterrupt):
-        os._exit(Exit.INTERRUPTED)
-    told = " ".join(ascii(str(error))[1:-1].split())[:500]
-    sys.stderr.write(f"sbxctl: a bug: {kind.__name__}: {told}\n  → sbxctl --debug … shows where\n")
-    sys.stderr.flush()
-    os._exit(Exit.INTERNAL)
+examples.annotate(cli)
 
 
 def main() -> None:
     """Run the command line; a wrong one exits with 245."""
-    sys.excepthook = explain
+    faults = Faults()
     try:
-        cli.main(standalone_mode=False)
+        with faults:
+            cli.main(standalone_mode=False, obj=faults)
     except click.UsageError as error:
         error.show()
         sys.exit(Exit.USAGE)

@@ -20,11 +20,12 @@ class Exit(IntEnum):
     CANCELLED = 235
     EXPIRED = 236
     SERVICE_SHUTDOWN = 237
+    INTERNAL = 239  # a fault of sbxctl itself; --debug shows where
     REJECTED = 240
     UNAVAILABLE = 241
     ESCAPE_SUSPECTED = 242
     WORKSPACE = 243
-    INTERNAL = 244  # a bug of sbxctl; `--debug` shows where
+    CONFIGURATION = 244  # sbxctl config: the daemon would not start with this file
     USAGE = 245
     HOST_DEGRADED = 246  # sbxctl doctor: something is missing
     EGRESS_REFUSED = 247  # sbxctl egress check: the destination would be refused

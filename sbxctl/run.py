@@ -1,9 +1,6 @@
 """`sbxctl run`: one command from nothing to nothing; and `sbxctl exec` in a live environment."""
 
-import secrets
 import sys
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
@@ -15,10 +12,10 @@ from sbxctl.exits import of_kill
 from sbxctl.report import console, print_json, show_result
 from sbxctl.session import run_verb
 from sbxctl.specification import LimitOptions, require_mechanism, specification
+from sbxctl.transfer import Transfer, get_file, put_file
 from sbxctl.units import Cpus, Size
 from sbxd.client.admin import AdminClient
-from sbxd.client.remote import Hooks
-from sbxd.client.workspace import RemoteWorkspace
+from sbxd.client.remote import CancelledHook, Hooks
 from sbxd.port.command import ExecutionCommand, ExecutionResult, KillReason
 from sbxd.port.environment import EnvironmentHandle
 from sbxd.port.errors import ExecutionUnavailable, UnavailableCode
@@ -26,23 +23,13 @@ from sbxd.port.ids import EnvironmentId
 from sbxd.settings import SandboxMechanism
 from sbxd.wire.messages import OutputStream
 
-FILE_BYTES_MAX = 2**40
-_CHUNK = 256 * 1024
 _STDIN: click.Path = click.Path(
     exists=True, dir_okay=False, readable=True, allow_dash=True, path_type=Path
 )
 _MECHANISMS = click.Choice([each.value for each in SandboxMechanism])
-_ENDED_WITH_THE_ENVIRONMENT = frozenset({KillReason.EXPIRED, KillReason.SERVICE_SHUTDOWN})
+ENDED_WITH_THE_ENVIRONMENT = frozenset({KillReason.EXPIRED, KillReason.SERVICE_SHUTDOWN})
 # What follows the first argument is the command's own, also when it looks like an option.
 _OWN_OPTIONS_FIRST = {"allow_interspersed_args": False}
-
-
-@dataclass(frozen=True)
-class Transfer:
-    """One file between the operator's machine and the workspace."""
-
-    host: Path
-    workspace: str
 
 
 @dataclass
@@ -120,14 +107,17 @@ class CommandOptions:
         )
 
 
-async def _execute(
+async def execute_in(
     admin: AdminClient,
     handle: EnvironmentHandle,
     command: ExecutionCommand,
     timings: Timings,
     *,
     live: bool,
+    on_cancelled: CancelledHook | None = None,
 ) -> ExecutionResult:
+    """Run one command; with `live`, its output goes to ours as it comes."""
+
     async def on_output(stream: OutputStream, data: bytes) -> None:
         if timings.first_byte is None:
             timings.first_byte = monotonic()
@@ -137,11 +127,11 @@ async def _execute(
             sink.buffer.flush()
 
     timings.executed = monotonic()
-    environments = admin.environments_with(Hooks(on_output=on_output))
+    environments = admin.environments_with(Hooks(on_output=on_output, on_cancelled=on_cancelled))
     return await environments.execute(handle, command)
 
 
-async def _destroy(admin: AdminClient, handle: EnvironmentHandle) -> None:
+async def destroy(admin: AdminClient, handle: EnvironmentHandle) -> None:
     """A service that is ending ends every environment itself: no reason to lose a result."""
     try:
         await admin.environments.destroy(handle)
@@ -161,41 +151,6 @@ def _finish(
         return of_kill(result.killed_by)
     assert result.exit_code is not None
     return result.exit_code
-
-
-async def put_file(workspace: RemoteWorkspace, transfer: Transfer) -> None:
-    """Copy one file of the operator's into the workspace."""
-    size = transfer.host.stat().st_size
-    async with await trio.open_file(transfer.host, "rb") as file:
-
-        async def chunks() -> AsyncIterator[bytes]:
-            while chunk := await file.read(_CHUNK):
-                yield chunk
-
-        await workspace.write_stream(transfer.workspace, size_bytes=size, data=chunks())
-
-
-async def get_file(workspace: RemoteWorkspace, transfer: Transfer) -> None:
-    """Copy one file of the workspace to the operator's machine.
-
-    The destination is replaced once the file is complete; a link there is replaced, never
-    followed. Raises click.ClickException when it cannot be written, and the workspace's errors;
-    then, and when cancelled, the destination is as it was.
-    """
-    destination = transfer.host
-    partial = destination.with_name(f".{destination.name}.{secrets.token_hex(4)}")
-    try:
-        async with AsyncExitStack() as stack:
-            file = await stack.enter_async_context(await trio.open_file(partial, "xb"))
-            source = workspace.read_stream(transfer.workspace, maximum_bytes=FILE_BYTES_MAX)
-            async for chunk in await stack.enter_async_context(source):
-                await file.write(chunk)
-        await trio.Path(partial).replace(destination)
-    except OSError as error:
-        raise click.ClickException(f"--get {destination}: {error.strerror}") from None
-    finally:
-        with trio.move_on_after(5, shield=True):
-            await trio.Path(partial).unlink(missing_ok=True)
 
 
 @click.command("run", context_settings=_OWN_OPTIONS_FIRST)
@@ -266,8 +221,8 @@ def run(
             workspace = admin.workspace(handle)
             for transfer in puts:
                 await put_file(workspace, transfer)
-            result = await _execute(admin, handle, command, timings, live=not as_json)
-            if result.killed_by in _ENDED_WITH_THE_ENVIRONMENT:
+            result = await execute_in(admin, handle, command, timings, live=not as_json)
+            if result.killed_by in ENDED_WITH_THE_ENVIRONMENT:
                 if gets:
                     click.echo("sbxctl: the environment has ended: nothing is copied out", err=True)
             else:
@@ -275,7 +230,7 @@ def run(
                     await get_file(workspace, transfer)
         finally:
             with trio.move_on_after(10, shield=True):
-                await _destroy(admin, handle)
+                await destroy(admin, handle)
         return _finish(handle, result, timings, as_json=as_json)
 
     run_verb(socket, verb)
@@ -316,7 +271,7 @@ def execute(
         info = await admin.inspect(EnvironmentId(environment_id))
         timings = Timings(started=monotonic())
         timings.provisioned = timings.started
-        result = await _execute(admin, info.handle, command, timings, live=not as_json)
+        result = await execute_in(admin, info.handle, command, timings, live=not as_json)
         return _finish(info.handle, result, timings, as_json=as_json)
 
     run_verb(socket, verb)

@@ -28,6 +28,11 @@ class LimitOptions:
     workspace_bytes: int | None
     inodes_max: int | None
 
+    @classmethod
+    def nothing(cls) -> "LimitOptions":
+        """Nothing was asked for."""
+        return cls(None, None, None, None, None)
+
     def over(self, defaults: ResourceLimits) -> ResourceLimits:
         """The defaults with what was asked for in their place."""
         asked = {

@@ -36,6 +36,12 @@ FILE_BYTES_MAX = 1024 * 1024
 # The mechanisms with a kernel of the sandbox's own. Every other value of the enum, present and
 # future, is refused where these are required.
 ISOLATING_MECHANISMS = frozenset({SandboxMechanism.MICROVM, SandboxMechanism.GVISOR})
+# What this build can run; the others are refused at start, by name.
+BUILT_MECHANISMS = (
+    SandboxMechanism.GVISOR,
+    SandboxMechanism.NAMESPACES,
+    SandboxMechanism.FAKE,
+)
 UNENFORCEABLE_LIMITS = frozenset({"memory", "pids", "cpu", "io", "volume"})
 # How far an operator may raise a ceiling (S1's table; the others are the operator's own).
 HIGHEST_CEILINGS: Mapping[str, int] = {

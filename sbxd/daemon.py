@@ -34,7 +34,7 @@ from sbxd.audit.events import (
 )
 from sbxd.audit.sink import AuditSink, AuditUnavailable
 from sbxd.auditing import open_audit
-from sbxd.config import CredentialState, StartupRefusal, startup_refusals
+from sbxd.config import BUILT_MECHANISMS, CredentialState, StartupRefusal, startup_refusals
 from sbxd.daemon_images import (
     FakeUsers,
     Known,
@@ -80,8 +80,6 @@ from sbxd.service.listener import Service
 from sbxd.service.session import SessionContext
 from sbxd.settings import SandboxMechanism, Settings
 
-# What this build can run; the others are refused at start, by name.
-BUILT = (SandboxMechanism.GVISOR, SandboxMechanism.NAMESPACES, SandboxMechanism.FAKE)
 FAREWELL_SECONDS = 5.0
 LAUNCHER_SECONDS = 20.0
 
@@ -130,7 +128,7 @@ async def run(settings: Settings, given: Given, log: logging.Logger) -> ExitStat
     refusals = startup_refusals(
         settings,
         credential=CredentialState.PRESENT if given.credential else CredentialState.ABSENT,
-        available_mechanisms=BUILT,
+        available_mechanisms=BUILT_MECHANISMS,
     )
     _say(refusals, log)
     status = ExitStatus.REFUSED if refusals else ExitStatus.FAILED

@@ -71,6 +71,7 @@ def _command_line(name: str, program: click.Command, date: str) -> str:
         usage = " ".join(command.collect_usage_pieces(inner))
         lines.append(f".SS {roff.escape(' '.join(words))} {roff.escape(usage)}\n")
         lines.append(_paragraphs(command.help or "") + _options(command, inner))
+        lines.append(_examples(command.epilog or ""))
     see = ".SH SEE ALSO\n.BR sbxctl (1),\n.BR sbxd-worker (1),\n.BR sbxd.toml (5),\n.BR sbxd (8)\n"
     return _heading(name, 1, date) + "".join(lines) + see
 
@@ -108,6 +109,15 @@ def _exit_codes() -> str:
     for code in sorted(Exit):
         lines.append(f".TP\n.B {int(code)}\n{code.name}\n")
     return "".join(lines)
+
+
+def _examples(text: str) -> str:
+    """The lines below "Examples:", as they are typed."""
+    _, _, below = text.partition("Examples:\n")
+    if not below:
+        return ""
+    typed = "".join(f"{roff.escape(line.strip())}\n" for line in below.splitlines())
+    return f".PP\nExamples:\n.PP\n.RS 4\n.nf\n{typed}.fi\n.RE\n"
 
 
 def _paragraphs(text: str) -> str:

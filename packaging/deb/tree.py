@@ -1,4 +1,4 @@
-"""Lays the package's files out and packs them.
+"""Lays a package's files out, and packs the Debian package.
 
 Invariants: the same input gives the same bytes (sorted names, one time, fixed modes and owners,
 one compressor thread); everything that is read lies in the repository or in the folder of
@@ -15,6 +15,7 @@ import shutil
 import subprocess
 import tempfile
 import tomllib
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from email.utils import format_datetime
 from pathlib import Path
@@ -93,20 +94,65 @@ def build(parts: Path, output: Path, source_date: int) -> Path:
 
     Raises: BuildError; OSError.
     """
-    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
-    version = debian_version(project["version"], source_date)
+    version = debian_version(project_version(), source_date)
     output.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="sbxd-package-") as scratch:
         root = Path(scratch) / "root"
-        _lay_files(root)
-        _lay_python(root, parts / LIBRARIES.name, project)
-        _write(_inside(root, str(GUEST_INIT)), (parts / GUEST_INIT.name).read_bytes())
+        lay(root, parts, source_date)
         _lay_documents(root, version, source_date)
-        _settle_modes(root)
+        settle(root, source_date)
         _lay_control(root, version)
+        settle(root / "DEBIAN", source_date)
         target = output / f"sbxd_{version}_amd64.deb"
         _pack(root, target, source_date)
     return target
+
+
+def project_version() -> str:
+    """As pyproject.toml has it."""
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
+    return str(project["version"])
+
+
+def lay(root: Path, parts: Path, source_date: int) -> None:
+    """What every kind of package has: the listed files, the code, pages and completions."""
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
+    _lay_files(root)
+    _lay_python(root, parts / LIBRARIES.name, project)
+    write(inside(root, str(GUEST_INIT)), (parts / GUEST_INIT.name).read_bytes())
+    for name, text in manual.pages(source_date).items():
+        section = name.rpartition(".")[2]
+        write(inside(root, f"/usr/share/man/man{section}/{name}.gz"), _gzip(text))
+    for path, text in manual.completions().items():
+        write(inside(root, path), text.encode())
+
+
+def settle(root: Path, source_date: int) -> None:
+    """One mode for programs and folders, one for the rest, and one time for all."""
+    programs = {inside(root, path) for path in (*COMMANDS.values(), str(GUEST_INIT))}
+    programs |= {root / name for name in SCRIPTS}
+    for entry in [root, *root.rglob("*")]:
+        entry.chmod(0o755 if entry.is_dir() or entry in programs else 0o644)
+        os.utime(entry, (source_date, source_date), follow_symlinks=False)
+
+
+def filled(script: Path, values: Mapping[str, str]) -> str:
+    """A script with each @MARK@ replaced, and the part that both kinds of package share.
+
+    Raises BuildError when a mark is left.
+    """
+    text = script.read_text()
+    shared = (REPOSITORY / "packaging" / "installed.sh").read_text().partition("\n")[2].rstrip()
+    for mark, value in {**values, "@INSTALLED@": shared}.items():
+        text = text.replace(mark, value)
+    if left := re.search(r"@[A-Z]+@", text):
+        raise BuildError(f"{script.name}: nothing is known for {left[0]}")
+    return text
+
+
+def timers() -> str:
+    """The names of the timers, as the scripts list them."""
+    return " ".join(sorted(path.name for path in (REPOSITORY / "units").glob("*.timer")))
 
 
 def debian_version(version: str, source_date: int) -> str:
@@ -126,21 +172,21 @@ def _lay_files(root: Path) -> None:
         if not files:
             raise BuildError(f"packaging/files.toml: nothing is at {row['from']}")
         for file in files:
-            _write(_inside(root, row["to"]) / file.name, file.read_bytes())
+            write(inside(root, row["to"]) / file.name, file.read_bytes())
 
 
 def _lay_python(root: Path, libraries: Path, project: dict[str, object]) -> None:
-    place = _inside(root, str(LIBRARIES))
+    place = inside(root, str(LIBRARIES))
     for file in sorted(libraries.rglob("*")):
         name = file.relative_to(libraries).as_posix()
         if file.is_file() and not _LEFT_OUT.search(name):
-            _write(place / name, file.read_bytes())
+            write(place / name, file.read_bytes())
     for package in ("sbxd", "sbxctl"):
         for file in sorted((REPOSITORY / package).rglob("*")):
             if file.suffix == ".py" or file.name == "py.typed":
-                _write(place / file.relative_to(REPOSITORY), file.read_bytes())
+                write(place / file.relative_to(REPOSITORY), file.read_bytes())
     about = f"Metadata-Version: 2.1\nName: sbxd\nVersion: {project['version']}\n"
-    _write(place / f"sbxd-{project['version']}.dist-info" / "METADATA", about.encode())
+    write(place / f"sbxd-{project['version']}.dist-info" / "METADATA", about.encode())
     scripts = project["scripts"]
     assert isinstance(scripts, dict)
     if scripts.keys() != COMMANDS.keys():
@@ -148,28 +194,17 @@ def _lay_python(root: Path, libraries: Path, project: dict[str, object]) -> None
     for name, entry in scripts.items():
         module, _, function = entry.partition(":")
         text = COMMAND.format(libraries=LIBRARIES, module=module, function=function)
-        _write(_inside(root, COMMANDS[name]), text.encode())
+        write(inside(root, COMMANDS[name]), text.encode())
 
 
 def _lay_documents(root: Path, version: str, source_date: int) -> None:
-    documents = _inside(root, "/usr/share/doc/sbxd")
+    documents = inside(root, "/usr/share/doc/sbxd")
     date = format_datetime(datetime.fromtimestamp(source_date, UTC))
     changes = (HERE / "changelog").read_text().replace("@VERSION@", version).replace("@DATE@", date)
-    _write(documents / "changelog.gz", _gzip(changes))
-    _write(documents / "copyright", (HERE / "copyright").read_bytes())
+    write(documents / "changelog.gz", _gzip(changes))
+    write(documents / "copyright", (HERE / "copyright").read_bytes())
     overrides = (HERE / "lintian-overrides").read_bytes()
-    _write(_inside(root, "/usr/share/lintian/overrides/sbxd"), overrides)
-    for name, text in manual.pages(source_date).items():
-        section = name.rpartition(".")[2]
-        _write(_inside(root, f"/usr/share/man/man{section}/{name}.gz"), _gzip(text))
-    for path, text in manual.completions().items():
-        _write(_inside(root, path), text.encode())
-
-
-def _settle_modes(root: Path) -> None:
-    programs = {_inside(root, path) for path in (*COMMANDS.values(), str(GUEST_INIT))}
-    for entry in [root, *root.rglob("*")]:
-        entry.chmod(0o755 if entry.is_dir() or entry in programs else 0o644)
+    write(inside(root, "/usr/share/lintian/overrides/sbxd"), overrides)
 
 
 def _lay_control(root: Path, version: str) -> None:
@@ -181,24 +216,18 @@ def _lay_control(root: Path, version: str) -> None:
         "@VERSION@": version,
         "@SIZE@": str(kibibytes),
         "@DEPENDS@": ", ".join(sorted({*DEPENDS, *_needed(files)})),
-        "@TIMERS@": " ".join(sorted(path.name for path in (REPOSITORY / "units").glob("*.timer"))),
+        "@TIMERS@": timers(),
     }
     sums = "".join(
         f"{hashlib.md5(path.read_bytes(), usedforsecurity=False).hexdigest()}  {name}\n"
         for path, name in zip(files, names, strict=True)
         if not name.startswith("etc/")
     )
-    _write(control / "md5sums", sums.encode())
+    write(control / "md5sums", sums.encode())
     settings = "".join(f"/{name}\n" for name in names if name.startswith("etc/"))
-    _write(control / "conffiles", settings.encode())
+    write(control / "conffiles", settings.encode())
     for name in ("control", *SCRIPTS):
-        text = (HERE / name).read_text()
-        for mark, value in values.items():
-            text = text.replace(mark, value)
-        _write(control / name, text.encode())
-    control.chmod(0o755)
-    for entry in control.iterdir():
-        entry.chmod(0o755 if entry.name in SCRIPTS else 0o644)
+        write(control / name, filled(HERE / name, values).encode())
 
 
 def _needed(files: list[Path]) -> set[str]:
@@ -207,7 +236,7 @@ def _needed(files: list[Path]) -> set[str]:
     for file in files:
         if ".so" not in file.suffixes:
             continue
-        listed = _run("readelf", "--dynamic", "--wide", str(file))
+        listed = run("readelf", "--dynamic", "--wide", str(file))
         for name in re.findall(r"\(NEEDED\).*\[(.*)\]", listed):
             if name not in SHARED_OBJECTS:
                 raise BuildError(f"{file.name} needs {name}, of which no package is known")
@@ -216,10 +245,9 @@ def _needed(files: list[Path]) -> set[str]:
 
 
 def _pack(root: Path, target: Path, source_date: int) -> None:
-    for entry in [root, *root.rglob("*")]:
-        os.utime(entry, (source_date, source_date), follow_symlinks=False)
+    os.utime(root, (source_date, source_date))
     unfinished = target.with_name(f".{target.name}")
-    _run(
+    run(
         *("dpkg-deb", "--root-owner-group", "--threads-max=1", "-Zxz", "-z3"),
         *("--build", str(root), str(unfinished)),
         source_date=source_date,
@@ -227,7 +255,7 @@ def _pack(root: Path, target: Path, source_date: int) -> None:
     unfinished.replace(target)
 
 
-def _run(*command: str, source_date: int = 0) -> str:
+def run(*command: str, source_date: int = 0) -> str:
     if not shutil.which(command[0]):
         raise BuildError(f"{command[0]} is not installed (packaging/prerequisites)")
     environment = {**os.environ, "LC_ALL": "C.UTF-8", "SOURCE_DATE_EPOCH": str(source_date)}
@@ -237,11 +265,11 @@ def _run(*command: str, source_date: int = 0) -> str:
     return done.stdout
 
 
-def _inside(root: Path, path: str) -> Path:
+def inside(root: Path, path: str) -> Path:
     return root / path.lstrip("/")
 
 
-def _write(path: Path, content: bytes) -> None:
+def write(path: Path, content: bytes) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(content)
 

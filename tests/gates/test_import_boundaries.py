@@ -157,6 +157,8 @@ LAYERS = (
           (*PURE, "sbxd.audit.position", "sbxd.audit.vocabulary", "sbxd.client", "sbxd.oci",
            "sbxd.probes"),
           ("msgspec", "anyio", "trio", "click", "rich")),
+    # The file is judged by the daemon's own functions.
+    Layer("sbxctl.config", (*PURE, "sbxd.config", "sbxctl"), ("msgspec", "click")),
 )  # fmt: skip
 
 # The packages that a worker imports; nothing of the other side may come with them.

@@ -36,6 +36,8 @@ SHIELDS: Mapping[str, str] = {
     "sbxd.tools.mcp_http": "the transport of a session that ends is closed",
     "sbxd.mechanism.namespaces": "what a cancelled preparation has begun is removed",
     "sbxctl.run": "the environment of an interrupted run is destroyed",
+    "sbxctl.shell": "the environment of an interrupted session is destroyed",
+    "sbxctl.transfer": "what an interrupted copy has begun is removed",
 }
 
 # Tests may skip for these reasons alone: (file, what the reason starts with).

@@ -9,7 +9,19 @@ import pytest
 REPOSITORY = Path(__file__).resolve().parents[2]
 UNITS = REPOSITORY / "units"
 RECORD = REPOSITORY / "docs" / "units.md"
-SERVICES = ("sbxd.service", "sbxd-launcher.service", "sbxd-worker-artifacts.service")
+SERVICES = (
+    "sbxd.service",
+    "sbxd-launcher.service",
+    "sbxd-reap.service",
+    "sbxd-worker-artifacts.service",
+)
+# How the table of reasons calls them.
+CALLED = {
+    "sbxd.service": "sbxd",
+    "sbxd-launcher.service": "launcher",
+    "sbxd-reap.service": "reap",
+    "sbxd-worker-artifacts.service": "sweep",
+}
 
 # What a process of the launcher's hands down would break a sandbox or be set on every workload.
 # DESIGN.md section 2; the comment in the unit gives the reasons.
@@ -61,6 +73,25 @@ def test_the_hardening_is_in_alphabetical_order(unit: str) -> None:
     service = (UNITS / unit).read_text().partition("[Service]")[2].partition("[Install]")[0]
     names = [line.partition("=")[0] for line in service.splitlines() if "=" in line]
     assert names == sorted(names)
+
+
+def test_every_line_of_a_service_has_its_reason() -> None:
+    wanted: dict[str, set[str]] = {}
+    for unit in SERVICES:
+        service = (UNITS / unit).read_text().partition("[Service]")[2].partition("[Install]")[0]
+        for name in re.findall(r"^([A-Z]\w*)=", service, re.MULTILINE):
+            wanted.setdefault(name, set()).add(CALLED[unit])
+    _, _, below = RECORD.read_text().partition("## Line by line")
+    found = {}
+    for name, units, why in re.findall(r"^\| `(\w+)` \| ([^|]+) \| ([^|]+) \|$", below, re.M):
+        listed = set(CALLED.values()) if units == "all" else set(units.split(", "))
+        assert len(why) > 10
+        found[name] = listed
+    assert found == wanted
+
+
+def test_every_service_of_the_tree_is_looked_at() -> None:
+    assert {path.name for path in UNITS.glob("*.service")} == set(SERVICES) == set(CALLED)
 
 
 def test_the_daemon_runs_without_any_capability() -> None:
@@ -188,3 +219,75 @@ def test_the_timer_lets_it_ask_every_minute() -> None:
         assert shown.count("1min") == 2, shown
     finally:
         run("systemctl", "stop", "sbxd-reap.timer")
+
+
+# --- the host comes first ----------------------------------------------------------------------
+
+SLICE = Path("/sys/fs/cgroup/sbx.slice")
+SPIN = "while :; do :; done"
+
+
+@pytest.mark.needs("daemon", "limits", "systemd")
+def test_all_sandboxes_together_leave_memory_and_process_numbers_to_the_host() -> None:
+    assert run("systemctl", "start", "sbx.slice").returncode == 0
+    total = next(
+        int(line.split()[1]) * 1024
+        for line in Path("/proc/meminfo").read_text().splitlines()
+        if line.startswith("MemTotal:")
+    )
+    assert int((SLICE / "memory.max").read_text()) <= total * 0.8
+    assert (SLICE / "memory.swap.max").read_text().strip() == "0"
+    numbers = int(Path("/proc/sys/kernel/pid_max").read_text())
+    assert int((SLICE / "pids.max").read_text()) <= numbers / 2
+    assert int((SLICE / "cpu.weight").read_text()) == 20
+
+
+def cpu_usec(group: Path) -> int:
+    line = (group / "cpu.stat").read_text().splitlines()[0]
+    return int(line.removeprefix("usage_usec "))
+
+
+@pytest.mark.needs("daemon", "lane-uml", "limits", "systemd")  # one processor, for both
+def test_a_host_that_wants_the_processor_has_most_of_it_beside_a_busy_sandbox() -> None:
+    """Both spin on one processor; who is in sbx.slice has a fifth of a share of the other."""
+    started = [
+        run("systemd-run", f"--slice={slice_}", f"--unit={unit}", "/bin/sh", "-c", SPIN)
+        for unit, slice_ in (("in-slice-test", "sbx.slice"), ("host-test", "system.slice"))
+    ]
+    try:
+        assert [done.returncode for done in started] == [0, 0], started
+        inside = SLICE / "in-slice-test.service"
+        host = Path("/sys/fs/cgroup/system.slice/host-test.service")
+        before = cpu_usec(inside), cpu_usec(host)
+        # Waiting for processor time to be spent, whoever gets it: no clock of ours.
+        while cpu_usec(inside) - before[0] + cpu_usec(host) - before[1] < 3_000_000:
+            run("true")
+        theirs, ours = cpu_usec(inside) - before[0], cpu_usec(host) - before[1]
+        assert ours > 2 * theirs, (ours, theirs)
+    finally:
+        run("systemctl", "stop", "in-slice-test.service", "host-test.service")
+
+
+@pytest.mark.needs("daemon", "lane-container", "systemd")
+@pytest.mark.parametrize("unit", ["sbxd.service", "sbxd-launcher.service"])
+def test_a_service_that_hangs_is_killed_and_started_again(unit: str) -> None:
+    drop_in = Path(f"/run/systemd/system/{unit}.d/test.conf")
+    drop_in.parent.mkdir(parents=True)
+    drop_in.write_text("[Service]\nWatchdogSec=2s\n")
+    try:
+        run("systemctl", "daemon-reload")
+        assert run("systemctl", "restart", unit).returncode == 0
+        main = ("systemctl", "show", "--property=MainPID", "--value", unit)
+        before = run(*main).stdout.strip()
+        run("kill", "-STOP", before)
+        wait = (
+            f"until p=$({' '.join(main)}) && [ $p != {before} ] && [ $p != 0 ]; do sleep 0.2; done"
+        )
+        assert run("/bin/sh", "-c", wait).returncode == 0
+        journal = run("journalctl", "--no-pager", "-o", "cat", "-u", unit, "-n", "200").stdout
+        assert "Watchdog timeout" in journal
+    finally:
+        drop_in.unlink()
+        drop_in.parent.rmdir()
+        run("systemctl", "daemon-reload")
+        run("systemctl", "restart", unit)

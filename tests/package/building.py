@@ -1,4 +1,4 @@
-"""Builds the Debian package as `make packages` does, and reads what is in one."""
+"""Builds the packages as `make packages` does, and reads what is in one."""
 
 import hashlib
 import os
@@ -8,13 +8,13 @@ from pathlib import Path
 
 from tests.lab.host import REPOSITORY
 
-BUILD = REPOSITORY / "packaging" / "deb" / "build"
+BUILD = REPOSITORY / "packaging" / "build"
 
 
-def build(output: Path, source_date: int) -> Path:
+def build(output: Path, source_date: int, kind: str = "deb") -> Path:
     """A package whose time is `source_date`; AssertionError with what the builder said."""
     done = subprocess.run(
-        [sys.executable, str(BUILD), f"--output={output}"],
+        [sys.executable, str(BUILD), f"--output={output}", f"--kind={kind}"],
         env={**os.environ, "SOURCE_DATE_EPOCH": str(source_date)},
         capture_output=True,
         text=True,

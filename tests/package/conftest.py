@@ -1,4 +1,4 @@
-"""One build of the package for all tests, and a later one of the same tree."""
+"""One build of each package for all tests, and a later one of the same tree."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,4 +29,21 @@ def packages(tmp_path_factory: pytest.TempPathFactory) -> Packages:
         again=building.build(folder / "again", EARLIER),
         later=building.build(folder / "later", LATER),
         tree=building.extract(first, folder / "tree"),
+    )
+
+
+@dataclass(frozen=True)
+class Rpms:
+    first: Path
+    again: Path
+    later: Path
+
+
+@pytest.fixture(scope="session")
+def rpms(tmp_path_factory: pytest.TempPathFactory) -> Rpms:
+    folder = tmp_path_factory.mktemp("rpm")
+    return Rpms(
+        first=building.build(folder / "first", EARLIER, "rpm"),
+        again=building.build(folder / "again", EARLIER, "rpm"),
+        later=building.build(folder / "later", LATER, "rpm"),
     )

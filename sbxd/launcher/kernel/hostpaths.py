@@ -260,6 +260,7 @@ def operator_profiles() -> dict[str, bytes]:
 _FLAG_FILES = {
     "apparmor": "/sys/module/apparmor/parameters/enabled",
     "seccomp": f"{PROC}/sys/kernel/seccomp/actions_avail",
+    "selinux": "/sys/fs/selinux/enforce",
     "swaps": f"{PROC}/swaps",
 }
 

@@ -162,6 +162,21 @@ def _apparmor(name: str) -> ProbeItem:
     )
 
 
+def _selinux(name: str) -> ProbeItem:
+    """Told, and never asked for: no policy of ours is shipped."""
+    mode = hostpaths.flag_file("selinux")
+    if mode == "1":
+        return _ok(name, "enforcing; services and sandboxes are in the domain that the host gives")
+    if mode == "0":
+        detail, fix = "permissive: it judges and prevents nothing", "setenforce 1"
+    elif apparmor.state() is not apparmor.State.OFF:
+        return _ok(name, "off; AppArmor is on")
+    else:
+        detail = "off, and so is AppArmor: nothing but the other layers judges files"
+        fix = "boot with apparmor=1 security=apparmor, or security=selinux"
+    return ProbeItem(name=name, state="degraded", detail=detail, fix=fix)
+
+
 def _landlock(name: str) -> ProbeItem:
     version = syscalls.landlock_version()
     if version >= landlock.VERSION_MIN:
@@ -251,6 +266,7 @@ _PROBES: tuple[tuple[str, Callable[[str], ProbeItem]], ...] = (
     ("project_quota", _project_quota),
     ("seccomp", _seccomp),
     ("apparmor", _apparmor),
+    ("selinux", _selinux),
     ("landlock", _landlock),
     ("swap", _swap),
 )

@@ -1,0 +1,8 @@
+if [ -d /run/systemd/system ]; then
+    systemctl daemon-reload >/dev/null 2>&1 || true
+fi
+if [ "$1" -eq 0 ]; then
+    journalctl --update-catalog >/dev/null 2>&1 || true
+    rmdir /run/sbxd /run/sbxd-launcher 2>/dev/null || true
+fi
+exit 0
