@@ -8,8 +8,7 @@ catching what is no error of the port (the session's).
 
 import hashlib
 import logging
-from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator
 from typing import Protocol, assert_never
 
 import msgspec
@@ -48,6 +47,8 @@ from sbxd.service.egress import OperatorEgress, answer
 from sbxd.service.exchange import Exchange, TooManyEntries
 from sbxd.service.listing import page_of, shortened
 from sbxd.service.observing import Observer, observe
+from sbxd.service.repair import repair
+from sbxd.service.stdin_budget import StdinBudget
 from sbxd.settings import Settings
 from sbxd.wire import messages as m
 from sbxd.wire.descriptions import ImageInfo, PostureItem
@@ -55,7 +56,6 @@ from sbxd.wire.egress import EgressCheck, EgressShow
 from sbxd.wire.observing import MetersQuery, MetricsQuery, StatusQuery
 
 STDIN_BYTES_TOTAL = 256 * 1024 * 1024
-STDIN_RETRY_SECONDS = 1.0
 
 
 class Images(Protocol):
@@ -68,28 +68,6 @@ class Images(Protocol):
     async def list(self) -> tuple[ImageInfo, ...]: ...
 
     async def remove(self, digest: str) -> None: ...
-
-
-class StdinBudget:
-    """How many bytes of stdin the daemon holds for commands that run or wait."""
-
-    def __init__(self, bytes_max: int) -> None:
-        self._left = bytes_max
-
-    @contextmanager
-    def reserve(self, size: int) -> Iterator[None]:
-        """Hold `size` bytes while the block runs. Raises ExecutionUnavailable(CAPACITY)."""
-        if size > self._left:
-            raise ExecutionUnavailable(
-                UnavailableCode.CAPACITY,
-                "too much stdin is held for other commands: write a file to the workspace instead",
-                retry_after_seconds=STDIN_RETRY_SECONDS,
-            )
-        self._left -= size
-        try:
-            yield
-        finally:
-            self._left += size
 
 
 class Dispatch:
@@ -183,7 +161,8 @@ class Dispatch:
                 _require_operator(peer)
                 return await answer(request, self._settings.egress, self._egress)
             case m.Reconcile() | m.Reap() | m.QuarantineList() | m.QuarantineClear():
-                return await self._repair(peer, request)
+                _require_operator(peer)
+                return await repair(peer, request, self._environments)
             case MetricsQuery() | StatusQuery() | MetersQuery():
                 _require_operator(peer)
                 return await observe(request, self._observer)
@@ -313,40 +292,6 @@ class Dispatch:
                 return m.Environments(
                     request_id=request.request_id, environments=(shortened(info),)
                 )
-            case _:
-                assert_never(request)
-
-    async def _repair(
-        self, peer: Peer, request: m.Reconcile | m.Reap | m.QuarantineList | m.QuarantineClear
-    ) -> m.TerminalReply:
-        _require_operator(peer)
-        request_id = request.request_id
-        match request:
-            case m.Reconcile():
-                report = await self._environments.reconcile()
-                return m.Reconciled(
-                    request_id=request_id,
-                    destroyed=report.destroyed,
-                    quarantined=report.quarantined,
-                )
-            case m.Reap():
-                reaped = await self._environments.reap()
-                return m.Reaped(
-                    request_id=request_id,
-                    asked=reaped.asked,
-                    stale=reaped.stale,
-                    unknown=reaped.unknown,
-                    unanswered=reaped.unanswered,
-                )
-            case m.QuarantineList():
-                items = await self._environments.quarantine()
-                return m.QuarantineIs(
-                    request_id=request_id,
-                    items=tuple(m.QuarantinedItem(name=i.name, kinds=i.kinds) for i in items),
-                )
-            case m.QuarantineClear():
-                proof = await self._environments.clear_quarantine(peer, request.name, request.word)
-                return m.QuarantineWasCleared(request_id=request_id, proof=proof.value)
             case _:
                 assert_never(request)
 

@@ -14,7 +14,7 @@ from sbxd.lifecycle.environments import Description
 from sbxd.port.environment import EnvironmentHandle
 from sbxd.port.errors import ExecutionRejected, ExecutionUnavailable, UnavailableCode
 from sbxd.port.ids import EnvironmentId
-from sbxd.service.dispatch import StdinBudget
+from sbxd.service.stdin_budget import StdinBudget
 from sbxd.settings import ImageSettings
 from sbxd.wire import messages as m
 from sbxd.wire.descriptions import EnvironmentInfo
