@@ -36,11 +36,13 @@ from sbxd.mechanism.init_client import InitClient
 from sbxd.mechanism.launcher_client import LauncherClient, LauncherRefused
 from sbxd.mechanism.leaf import Leaf
 from sbxd.mechanism.protocol import (
+    BridgeDoor,
     Changes,
     CommandNotStarted,
     CommandSpec,
     MechanismError,
     ProcessSurvived,
+    ProxyDoor,
     RunningCommand,
     SandboxLost,
     SlotProfile,
@@ -110,6 +112,9 @@ NEXT_LEAF_SECONDS = 0.02
 class NamespacesSandbox:
     """Implements sbxd.mechanism.protocol.Sandbox."""
 
+    # What the launcher sends besides for a slot with the proxy's port.
+    _proxy_descriptors: tuple[str, ...] = PROXY_DESCRIPTORS
+
     def __init__(
         self,
         client: LauncherClient,
@@ -121,7 +126,7 @@ class NamespacesSandbox:
     ) -> None:
         names: tuple[str, ...] = (*PREPARED_DESCRIPTORS, *LEAF_DESCRIPTORS)
         if profile.network is NetworkShape.PROXY_PORT:
-            names += PROXY_DESCRIPTORS
+            names += self._proxy_descriptors
         if len(descriptors) != len(names):
             close_all(descriptors)
             raise MechanismError("prepare", 0, "the launcher sent another number of descriptors")
@@ -192,7 +197,7 @@ class NamespacesSandbox:
             self._limits = wanted
 
     @property
-    def proxy_listener(self) -> int | None:
+    def proxy_listener(self) -> int | ProxyDoor | None:
         """The proxy's socket; None for an environment without one, or one that is released."""
         return self._proxy.descriptor
 
@@ -302,7 +307,7 @@ class NamespacesSandbox:
                 if streams is not None:
                     streams.close()
 
-    def open_bridge(self, *, waiting_max: int) -> SocketBridgeDoor:
+    def open_bridge(self, *, waiting_max: int) -> BridgeDoor:
         """Listen on the bridge's socket. Once. Raises MechanismError."""
         if self._released or not isinstance(self._bridge, int):
             raise MechanismError("open the bridge", errno.EBADF)
