@@ -27,7 +27,8 @@
 #include <sys/un.h>
 
 enum { PROXY_DOOR, BRIDGE_DOOR, DOORS };
-enum { PROXY_PORT = 3128, WAITING_MAX = 128, RELAY_ID = 10002 };
+/* A full queue drops what asks to connect, and this kernel asks again less often than Linux. */
+enum { PROXY_PORT = 3128, WAITING_MAX = 1024, RELAY_ID = 10002 };
 enum { RELAYED_MAX = 256, TURN_BYTES = 128 * 1024, TURNS = 8, EVENTS_MAX = 64 };
 enum { GUEST, HOST };
 enum { OFFERS = RELAYED_MAX * 2, KNOCKS };
@@ -340,6 +341,9 @@ static void open_the_door(uint32_t which, const int channels[2])
     call(SYS_close, channels[0], 0, 0, 0, 0);
     call(SYS_close, channels[1], 0, 0, 0, 0);
     doors[which].relay = pid;
+    /* The relay closes it when the daemon does; this kernel knows no shutdown of such a listener. */
+    if (which == BRIDGE_DOOR)
+        call(SYS_close, listener, 0, 0, 0, 0);
 }
 
 /* Whether this was a relay. It ends by itself once its door is closed, and else is broken. */
@@ -364,7 +368,6 @@ static void close_the_doors(void)
             ;
         doors[i].relay = 0;
         if (i == BRIDGE_DOOR) {
-            call(SYS_close, doors[i].listener, 0, 0, 0, 0);
             require(call(SYS_unlinkat, AT_FDCWD, (long)BRIDGE.sun_path, 0, 0, 0) == 0, 47);
             bind_the_bridge();
         } else {
