@@ -10,7 +10,8 @@
  * back when a connection has taken it: a relay without an offer accepts nothing, so the daemon's
  * bounds hold. On the second either side says the number of a connection (they count from 0)
  * before it ends its direction properly, since the end of file of a Unix socket may as well be the
- * death of whoever held it.
+ * death of whoever held it. The daemon says it once more when it is gone altogether, which this
+ * kernel's sockets do not tell.
  *
  * Invariants: a relay has no capability, no file of the guest, an id that no command has, and no
  * other descriptor than these; nothing is accepted for a command but while it runs, since the
@@ -31,7 +32,7 @@ enum { PROXY_DOOR, BRIDGE_DOOR, DOORS };
 enum { PROXY_PORT = 3128, WAITING_MAX = 1024, RELAY_ID = 10002 };
 enum { RELAYED_MAX = 256, TURN_BYTES = 128 * 1024, TURNS = 8, EVENTS_MAX = 64 };
 enum { GUEST, HOST };
-enum { OFFERS = RELAYED_MAX * 2, KNOCKS };
+enum { OFFERS = RELAYED_MAX * 2, KNOCKS, ENDS };
 
 static const struct sockaddr_un BRIDGE = {AF_UNIX, "/dev/sbx-bridge"};
 
@@ -43,7 +44,7 @@ static struct {
 static struct relayed {
     int fd[2];
     uint32_t number;
-    unsigned char used, busy, gone, is_told, readable[2], ended[2];
+    unsigned char used, busy, is_told, is_gone, readable[2], ended[2];
     uint32_t held[2], passed[2]; /* what the other side did not take yet, by where it came from */
 } relayed[RELAYED_MAX];
 static unsigned char held_bytes[RELAYED_MAX][2][TURN_BYTES];
@@ -94,8 +95,11 @@ static void listen_to_the_ends(void)
     uint32_t number;
     while (call(SYS_read, own.ends, (long)&number, sizeof number, 0, 0) == sizeof number)
         for (int i = 0; i < RELAYED_MAX; i++)
-            if (relayed[i].used && relayed[i].number == number)
+            if (relayed[i].used && relayed[i].number == number) {
+                relayed[i].busy = 1;
+                relayed[i].is_gone = relayed[i].is_told;
                 relayed[i].is_told = 1;
+            }
 }
 
 static int is_proper(struct relayed *one, int from)
@@ -168,7 +172,7 @@ static void serve(struct relayed *one)
                 break;
             }
     /* The daemon has said all and is gone: nobody would read what the program may say still. */
-    if (one->used && one->gone && one->ended[HOST] && one->held[HOST] == one->passed[HOST])
+    if (one->used && one->is_gone && one->ended[HOST] && one->held[HOST] == one->passed[HOST])
         release(one);
 }
 
@@ -249,13 +253,13 @@ static void heed(const struct epoll_event *event)
         take_the_offer();
     } else if (name == KNOCKS) {
         own.knocks = 1;
+    } else if (name == ENDS) {
+        listen_to_the_ends();
     } else if (relayed[name / 2].used) {
         struct relayed *one = relayed + name / 2;
         one->busy = 1;
         if (event->events & ~(uint32_t)EPOLLOUT)
             one->readable[name % 2] = 1;
-        if (name % 2 == HOST && event->events & EPOLLHUP)
-            one->gone = 1;
     }
 }
 
@@ -288,6 +292,7 @@ __attribute__((noreturn)) static void relay(uint32_t which, const int channels[2
     make_non_blocking(own.ends);
     make_non_blocking(own.listener);
     watch(own.channel, EPOLLIN, OFFERS);
+    watch(own.ends, EPOLLIN | EPOLLET, ENDS);
     watch(own.listener, EPOLLIN | EPOLLET, KNOCKS);
     for (;;) {
         struct epoll_event events[EVENTS_MAX];

@@ -73,6 +73,7 @@ class RelayedSocket(socket.socket):
 
     channels: _Channels
     number: int
+    _said_end = False
 
     def recv(self, bufsize: int, flags: int = 0, /) -> bytes:
         """As of any socket."""
@@ -94,7 +95,16 @@ class RelayedSocket(socket.socket):
         """As of any socket."""
         if how != socket.SHUT_RD:
             self.channels.say_end(self.number)
+            self._said_end = True
         super().shutdown(how)
+
+    def close(self) -> None:
+        """As of any socket. Once the end was said, the guest's kernel does not see this."""
+        if self._said_end:
+            self._said_end = False
+            with suppress(OSError):  # nobody is there any more
+                self.channels.say_end(self.number)
+        super().close()
 
     def _require_end(self) -> None:
         if not self.channels.has_ended(self.number):

@@ -342,6 +342,23 @@ print('"served"]')
             end.close()
 
 
+async def test_a_connection_that_the_daemon_has_closed_gives_its_place_back() -> None:
+    """Whatever the program does with its end: more come than the relay has places for."""
+    async with doored() as one:
+        one.open(Which.PROXY)
+        reader = one.begin("""
+import resource
+resource.setrlimit(resource.RLIMIT_NOFILE, (1000, 1000))
+ends = [connected(('127.0.0.1', 3128)) for _ in range(300)]
+print(json.dumps([end.recv(10).decode() for end in ends].count("y")))
+""")
+        for _ in range(300):
+            with await one.doors[Which.PROXY].accept() as end:
+                await sent(end, b"y")
+                end.shutdown(socket.SHUT_WR)
+        assert await one.finish(reader) == 300
+
+
 async def test_descriptors_of_a_command_do_not_come_through_the_bridge() -> None:
     async with doored() as one:
         one.open(Which.BRIDGE)
