@@ -1,4 +1,4 @@
-"""The doors of process 1 on an ordinary kernel: its relay at one end, the daemon's door at the other.
+"""The doors of process 1 on an ordinary kernel: its relay at one end, the daemon's at the other.
 
 The programs are real ones in the guest's own pid, mount and network namespaces; what only gVisor's
 kernel does otherwise is in test_gvisor_network.py.
@@ -66,8 +66,7 @@ class Doored:
 
     async def finish(self, reader: int) -> Any:
         """What the program printed, once nothing is left of it."""
-        with open(reader) as file:
-            text = await trio.to_thread.run_sync(file.read)
+        text = await trio.to_thread.run_sync(read_all, reader)
         for kind in (frames.Started, frames.Exited, frames.Quiet):
             assert isinstance(await trio.to_thread.run_sync(self.guest.receive), kind)
         try:
@@ -77,6 +76,11 @@ class Doored:
 
     async def run(self, source: str) -> Any:
         return await self.finish(self.begin(source))
+
+
+def read_all(descriptor: int) -> str:
+    with open(descriptor) as file:
+        return file.read()
 
 
 @asynccontextmanager
@@ -318,19 +322,21 @@ late.recv(1)
 print('"served"]')
 """)
         held = []
+        enough = trio.Event()
 
         async def accept() -> None:
             while True:
                 end = await one.doors[Which.PROXY].accept()
                 held.append(end)
                 await sent(end, b"y")
+                if len(held) == 18:
+                    enough.set()
 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(accept)
 
             async def close_what_ends() -> None:
-                while len(held) < 18:
-                    await trio.sleep(0.01)
+                await enough.wait()
                 assert await received(held[17]) == b""
                 held[17].shutdown(socket.SHUT_WR)
 
