@@ -37,7 +37,7 @@
 #include <sys/uio.h>
 
 enum { RUN = 2, STARTED = 4, FAILED = 5, EXITED = 6, READY = 7, KILL = 8, QUIET = 9, LIMIT = 10,
-       FILTER = 11 };
+       FILTER = 11, PORT = 20, DOOR = 21 };
 enum { CHANNEL = 3, WORKLOAD_ID = 10001, FRAME_MAX = 192 * 1024, HEAD = 5, CHILD_STACK = 65536 };
 
 static const char WORKSPACE[] = "/workspace";
@@ -163,6 +163,8 @@ static void require(int condition, int status)
     if (!condition)
         leave(status);
 }
+
+#include "relay.h"
 
 /* --- frames to the daemon -------------------------------------------------------------------- */
 
@@ -385,6 +387,7 @@ static void drain(void)
     }
     require(state == DRAINING, 11);
     state = IDLE;
+    close_the_doors();
     say(QUIET, command.number, NULL, NULL);
     make_ahead();
 }
@@ -447,6 +450,7 @@ static void run(void)
         int32_t number = (int32_t)-error;
         while (pid && call(SYS_wait4, pid, 0, 0, 0, 0) == -EINTR)
             ;
+        close_the_doors();
         say(FAILED, command.number, &number, step);
         make_ahead();
         return;
@@ -468,6 +472,8 @@ static void reap(void)
             call(SYS_close, waiting_fd, 0, 0, 0, 0);
             waiting = 0;
         }
+        if (relay_ended(pid, status))
+            continue;
         if (state == RUNNING && pid == main_process) {
             say(EXITED, command.number, &status, NULL);
             state = DRAINING;
@@ -560,6 +566,22 @@ static void receive(void)
         make_ahead();
         return;
     }
+    case PORT: /* 1: bind it; 0: give it up */
+        require(state == IDLE && descriptors == 0 && size == HEAD && number <= 1, 26);
+        require(number != !!doors[PROXY_DOOR].listener, 27);
+        if (number) {
+            bind_the_port();
+        } else {
+            call(SYS_close, doors[PROXY_DOOR].listener, 0, 0, 0, 0);
+            doors[PROXY_DOOR].listener = 0;
+        }
+        return;
+    case DOOR:
+        require(state == IDLE && descriptors == 2 && size == HEAD, 28);
+        int channels[2];
+        memcpy(channels, CMSG_DATA(head), sizeof channels);
+        open_the_door(number, channels);
+        return;
     default:
         leave(19);
     }
@@ -573,6 +595,7 @@ __attribute__((noreturn, used)) void begin(void)
     call(SYS_prctl, PR_SET_NAME, (long)"sbx-init", 0, 0, 0);
     long signals = call(SYS_signalfd4, -1, (long)&set, sizeof set, O_CLOEXEC | O_NONBLOCK, 0);
     require(signals >= 0, 22);
+    bind_the_bridge();
     say(READY, 0, NULL, NULL);
     struct pollfd wait[2] = {{CHANNEL, POLLIN, 0}, {(int)signals, POLLIN, 0}};
     for (;;) {

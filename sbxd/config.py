@@ -383,14 +383,6 @@ def _egress_refusals(settings: Settings) -> list[StartupRefusal]:
                 fix='List at least one destination, or set egress.mode to "deny"',
             )
         )
-    if settings.egress.mode is EgressMode.ALLOWLIST and settings.sandbox is SandboxMechanism.GVISOR:
-        refusals.append(
-            StartupRefusal(
-                settings=(("sandbox", settings.sandbox), ("egress.mode", settings.egress.mode)),
-                detail="a sandbox on gVisor has no network yet",
-                fix='Set egress.mode to "deny"',
-            )
-        )
     return refusals
 
 

@@ -38,7 +38,7 @@ from sbxd.egress.decisions import (
     TunnelClosed,
 )
 from sbxd.egress.host_network import HostNetworkWatch
-from sbxd.egress.listening import ListenerUnusable
+from sbxd.egress.listening import ListenerUnusable, Listening
 from sbxd.egress.proxy import Proxy, ProxyParts
 from sbxd.egress.relay import Relay
 from sbxd.egress.resolver import Resolver
@@ -142,22 +142,15 @@ class EnvironmentProxy:
         self._nursery = nursery
         self._command_number = 0
         self._serving: _Serving | None = None
-        try:
-            listener = socket.socket(fileno=os.dup(use.listener))
-        except OSError as problem:
-            raise MechanismError("proxy_listener", problem.errno or 0) from None
-        try:
-            self._proxy = Proxy(
-                parts,
-                use.policy,
-                listener,
-                record=self._record,
-                charge=use.charge,
-                tenant=(use.owner_uid, use.tenant_id),
-            )
-        except ListenerUnusable as problem:
-            listener.close()
-            raise MechanismError("proxy_listener", 0, str(problem)) from None
+        door = _listening(use.listener) if isinstance(use.listener, int) else use.listener
+        self._proxy = Proxy(
+            parts,
+            use.policy,
+            door,
+            record=self._record,
+            charge=use.charge,
+            tenant=(use.owner_uid, use.tenant_id),
+        )
 
     async def begin(self, command_number: int) -> None:
         """Accept connections of this command from now on. Raises MechanismError."""
@@ -214,6 +207,19 @@ class EnvironmentProxy:
         except AuditUnavailable as problem:
             raise RecordUnavailable(str(problem)) from None
         self._counts.observe(record)
+
+
+def _listening(descriptor: int) -> Listening:
+    """A copy of the sandbox's socket. Raises MechanismError for one that cannot serve."""
+    try:
+        listener = socket.socket(fileno=os.dup(descriptor))
+    except OSError as problem:
+        raise MechanismError("proxy_listener", problem.errno or 0) from None
+    try:
+        return Listening(listener)
+    except ListenerUnusable as problem:
+        listener.close()
+        raise MechanismError("proxy_listener", 0, str(problem)) from None
 
 
 class _Serving:

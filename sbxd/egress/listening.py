@@ -15,16 +15,44 @@ does not listen. SO_REUSEPORT, which lets sockets share an address, is refused.
 import errno
 import socket
 from contextlib import suppress
+from typing import Protocol
+
+import trio
+
+from sbxd.egress.sockets import ACCEPT_BROKEN, ACCEPT_SHORTAGES
+
+ACCEPT_PAUSE_SECONDS = 0.1
+BACKLOG = 128  # connections that the kernel keeps for later
 
 
 class ListenerUnusable(Exception):
     """The socket that was handed over cannot serve: a fault of who made it, or of the kernel."""
 
 
+class Door(Protocol):
+    """Where a proxy's clients come from. `begin` and `end` alternate, and neither blocks."""
+
+    def begin(self) -> None:
+        """Clients may come from now on. Raises ListenerUnusable."""
+        ...
+
+    async def accept(self) -> socket.socket:
+        """The next one, non-blocking. Ends by cancellation."""
+        ...
+
+    def end(self) -> None:
+        """No client comes in any more; those who have, stay."""
+        ...
+
+    def close(self) -> None:
+        """Give it up. Safe to call again."""
+        ...
+
+
 class Listening:
     """Takes over a bound TCP socket that does not listen."""
 
-    def __init__(self, sock: socket.socket, *, backlog: int) -> None:
+    def __init__(self, sock: socket.socket, *, backlog: int = BACKLOG) -> None:
         """Raises ListenerUnusable; the socket is then still the caller's."""
         if sock.type != socket.SOCK_STREAM or sock.family not in (socket.AF_INET, socket.AF_INET6):
             raise ListenerUnusable("not a TCP socket")
@@ -54,6 +82,23 @@ class Listening:
         if self.sock.getsockname() != self._address:
             self.end()
             raise ListenerUnusable("the kernel gave it another address")
+
+    async def accept(self) -> socket.socket:
+        """The next connection, non-blocking. Raises OSError when the listener is none."""
+        while True:
+            await trio.lowlevel.checkpoint()
+            try:
+                client, _ = self.sock.accept()
+            except BlockingIOError:
+                await trio.lowlevel.wait_readable(self.sock)
+            except OSError as problem:
+                if problem.errno in ACCEPT_SHORTAGES:
+                    await trio.sleep(ACCEPT_PAUSE_SECONDS)
+                elif problem.errno not in ACCEPT_BROKEN:
+                    raise
+            else:
+                client.setblocking(False)
+                return client
 
     def end(self) -> None:
         """Listen no more; connections that wait are reset. The address stays bound."""

@@ -26,17 +26,15 @@ import trio
 from sbxd.egress.connections import Connection, Terms
 from sbxd.egress.decisions import Recorder, RecordUnavailable
 from sbxd.egress.denials import Denials
-from sbxd.egress.listening import Listening
+from sbxd.egress.listening import Door
 from sbxd.egress.recording import Recording
 from sbxd.egress.relay import Relay
 from sbxd.egress.resolver import Resolver
-from sbxd.egress.sockets import ACCEPT_BROKEN, ACCEPT_SHORTAGES, dial
+from sbxd.egress.sockets import dial
 from sbxd.policy.addresses import HostNetwork
 from sbxd.port.egress import EgressPolicy
 from sbxd.settings import EgressSettings
 
-ACCEPT_PAUSE_SECONDS = 0.1
-BACKLOG = 128  # connections that the kernel keeps for later
 COUNTED_EVERY_SECONDS = 1.0
 
 Dial = Callable[[str, int], Awaitable[socket.socket]]
@@ -65,7 +63,7 @@ class Proxy:
         self,
         parts: ProxyParts,
         policy: EgressPolicy,
-        listener: socket.socket,
+        door: Door,
         *,
         record: Recorder,
         charge: Callable[[], None],
@@ -74,16 +72,13 @@ class Proxy:
         """
         Args:
             policy: what was admitted for this environment.
-            listener: a TCP socket bound to a port by number, not listening; owned from now on.
+            door: where its clients come from; owned from now on.
             record: keeps one record, or raises RecordUnavailable.
             charge: called once for each attempt; may raise BudgetExhausted.
             tenant: with whose other environments it shares the resolver's threads.
-
-        Raises:
-            ListenerUnusable: the listener is not that; it is then still the caller's.
         """
         self._parts = parts
-        self._listening = Listening(listener, backlog=BACKLOG)
+        self._door = door
         self._recording = Recording(record)
         self._denials = Denials(rate=parts.settings.denials_per_second, now=trio.current_time())
         self._waiting = trio.Semaphore(parts.settings.connections_waiting_max)
@@ -124,7 +119,7 @@ class Proxy:
         kept or, at most RECORD_SECONDS for each of them later, held.
         """
         await self._recording.settle()
-        self._listening.begin()
+        self._door.begin()
         serving = trio.open_nursery()
         nursery = await serving.__aenter__()
         failure: BaseException | None = None
@@ -137,7 +132,7 @@ class Proxy:
             raise
         finally:
             # Nobody comes in while those who are there are shown out.
-            self._listening.end()
+            self._door.end()
             nursery.cancel_scope.cancel()
             try:
                 await serving.__aexit__(
@@ -149,8 +144,8 @@ class Proxy:
                 await self._keep_counts()
 
     async def aclose(self) -> None:
-        """Give the listener up. After `open` has been left; safe to call again."""
-        self._listening.close()
+        """Give the door up. After `open` has been left; safe to call again."""
+        self._door.close()
         try:
             await self._recording.settle()
         except RecordUnavailable:
@@ -160,30 +155,13 @@ class Proxy:
         while True:
             await self._waiting.acquire()
             try:
-                client = await self._next()
+                client = await self._door.accept()
             except BaseException:
                 self._waiting.release()
                 raise
             self._connections += 1
             connection = Connection(self._terms, client, self._connections, self._waiting.release)
             nursery.start_soon(connection.serve)
-
-    async def _next(self) -> socket.socket:
-        listener = self._listening.sock
-        while True:
-            await trio.lowlevel.checkpoint()
-            try:
-                client, _ = listener.accept()
-            except BlockingIOError:
-                await trio.lowlevel.wait_readable(listener)
-            except OSError as problem:
-                if problem.errno in ACCEPT_SHORTAGES:
-                    await trio.sleep(ACCEPT_PAUSE_SECONDS)
-                elif problem.errno not in ACCEPT_BROKEN:
-                    raise
-            else:
-                client.setblocking(False)
-                return client
 
     async def _record_counts(self) -> None:
         while True:

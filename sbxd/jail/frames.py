@@ -34,6 +34,8 @@ class Verb(IntEnum):
     QUIET = 9  # init: of command n nothing is left; after its EXITED
     FILTER = 11  # launcher: the seccomp program that binds every command from now on
     LIMIT = 10  # daemon: the number is how many processes a command may have from now on
+    PORT = 20  # daemon: bind the proxy's port (1), or give it up for good (0)
+    DOOR = 21  # daemon: serve this door until the next command has ended (descriptors: two)
 
 
 @dataclass(frozen=True)
@@ -98,13 +100,40 @@ class Limit:
 
 
 @dataclass(frozen=True)
+class Port:
+    """wanted: 1 to bind it, 0 to give it up."""
+
+    wanted: int
+
+
+class Which(IntEnum):
+    """The doors of a sandbox that has a kernel of its own."""
+
+    PROXY = 0
+    BRIDGE = 1
+
+
+@dataclass(frozen=True)
+class Door:
+    """Two SOCK_SEQPACKET sockets come along. On the first the daemon offers one socket at a time
+    (one byte and the descriptor), and the sandbox says with one byte that a connection has taken
+    it. On the second either says which connection (a number of four bytes in the machine's order,
+    from 0) it is about to end properly."""
+
+    which: Which
+
+
+@dataclass(frozen=True)
 class Filter:
     """program: struct sock_filter[]."""
 
     program: bytes
 
 
-Frame = Park | Run | Parked | Started | RunFailed | Exited | Ready | Kill | Quiet | Limit | Filter
+Frame = (
+    Park | Run | Parked | Started | RunFailed | Exited | Ready | Kill | Quiet | Limit | Filter
+    | Port | Door
+)  # fmt: skip
 
 _HEAD = Struct("!BI")
 _RUN = Struct("!HH")
@@ -174,6 +203,10 @@ def _pack(frame: Frame) -> bytes:
             raw = _HEAD.pack(Verb.LIMIT, frame.processes_max)
         case Filter():
             raw = _HEAD.pack(Verb.FILTER, 0) + frame.program
+        case Port():
+            raw = _HEAD.pack(Verb.PORT, frame.wanted)
+        case Door():
+            raw = _HEAD.pack(Verb.DOOR, frame.which)
     return raw
 
 
@@ -197,6 +230,10 @@ def decode(raw: bytes) -> Frame:
                 return Quiet(number)
             case Verb.LIMIT if not rest:
                 return Limit(number)
+            case Verb.PORT if not rest and number <= 1:
+                return Port(number)
+            case Verb.DOOR if not rest:
+                return Door(Which(number))
             case Verb.FILTER if number == 0 and rest and len(rest) % 8 == 0:
                 return Filter(rest)
             case Verb.EXITED:

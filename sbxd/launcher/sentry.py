@@ -109,7 +109,7 @@ def _build(
 ) -> Outcome:
     environment_id = request.environment_id
     if request.network is not NetworkShape.NONE:
-        raise StepFailed("network", errno.EOPNOTSUPP, "there is no network on a guest's kernel")
+        raise StepFailed("network", errno.EOPNOTSUPP, "the port is the guest's own to bind")
     with steps.step("runsc"):
         program_fd = runsc.open_program(program, request.runsc_sha256)
         held.callback(os.close, program_fd)
@@ -183,7 +183,8 @@ def _build(
             os.open("cgroup.events", os.O_RDONLY | os.O_CLOEXEC, dir_fd=box),
             cgroup.open_or_null(box, "memory.current"),
             os.dup(workspace.mount_fd),
-            os.open(hostpaths.NULL_DEVICE, os.O_RDWR | os.O_CLOEXEC),  # there is no bridge
+            # In the place of the bridge's socket, which is the guest's own.
+            os.open(hostpaths.NULL_DEVICE, os.O_RDWR | os.O_CLOEXEC),
             *(os.dup(descriptor) for descriptor in started.leaf),
             os.dup(started.forks.fileno()),
         ]

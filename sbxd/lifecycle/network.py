@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+from sbxd.mechanism.protocol import ProxyDoor
 from sbxd.port.egress import EgressPolicy
 from sbxd.port.ids import EnvironmentId, RunId, TenantId
 from sbxd.wire.descriptions import PostureItem
@@ -22,7 +23,8 @@ from sbxd.wire.descriptions import PostureItem
 class NetworkUse:
     """Which environment may reach what, and for whom it is recorded. owner_uid: whose tenant it is.
 
-    listener: the descriptor of the proxy's socket; borrowed, whoever serves makes a copy. charge:
+    listener: the proxy's socket, or the door to one, of `Sandbox.proxy_listener`; borrowed, whoever
+    serves a descriptor makes a copy. charge:
     called once for each connection that is asked for, before it is judged; raises BudgetExhausted,
     and then the environment is being ended.
     """
@@ -33,7 +35,7 @@ class NetworkUse:
     run_id: RunId
     lease_epoch: int
     policy: EgressPolicy
-    listener: int
+    listener: int | ProxyDoor
     charge: Callable[[], None]
 
 

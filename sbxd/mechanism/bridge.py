@@ -18,9 +18,10 @@ can block is its own door.
 import errno
 import socket
 from collections import deque
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import trio
 
@@ -33,25 +34,44 @@ STUCK_DOORS_MAX = 32
 _AGAIN = (errno.ECONNABORTED, errno.EPROTO)
 
 
+class Door(Protocol):
+    """What is counted of a door."""
+
+    @property
+    def is_closed(self) -> bool: ...
+
+    @property
+    def is_done(self) -> bool:
+        """Whether no thread of it is left."""
+        ...
+
+
+DoorT = TypeVar("DoorT", bound=Door)
+
+
 class BridgeDoors:
     """All doors of one daemon, as far as their threads are not done."""
 
     def __init__(self, *, stuck_max: int = STUCK_DOORS_MAX) -> None:
         self._stuck_max = stuck_max
-        self._doors: list[SocketBridgeDoor] = []
+        self._doors: list[Door] = []
 
     def open(self, descriptor: int, *, waiting_max: int) -> "SocketBridgeDoor":
         """Listen on a bound socket, which the door then owns. Raises MechanismError: EBUSY when
         too many closed doors are not done."""
+        return self.add(lambda: SocketBridgeDoor(descriptor, waiting_max=waiting_max))
+
+    def add(self, make: Callable[[], DoorT]) -> DoorT:
+        """Make a door. Raises MechanismError: as `open`."""
         self._doors = [door for door in self._doors if not (door.is_closed and door.is_done)]
         if sum(door.is_closed for door in self._doors) >= self._stuck_max:
             raise MechanismError("open the bridge", errno.EBUSY)
-        door = SocketBridgeDoor(descriptor, waiting_max=waiting_max)
+        door = make()
         self._doors.append(door)
         return door
 
 
-class _Closer:
+class Closer:
     """Closes sockets one after the other, in a thread."""
 
     def __init__(self) -> None:
@@ -90,9 +110,7 @@ class _Closer:
 class SocketBridgeStream:
     """Implements sbxd.mechanism.protocol.BridgeStream."""
 
-    def __init__(
-        self, end: socket.socket, receivers: trio.CapacityLimiter, closer: _Closer
-    ) -> None:
+    def __init__(self, end: socket.socket, receivers: trio.CapacityLimiter, closer: Closer) -> None:
         end.setblocking(False)
         self._end = end
         self._receivers = receivers
@@ -157,7 +175,7 @@ class SocketBridgeDoor:
         listener.setblocking(False)
         self._listener = listener
         self._receivers = trio.CapacityLimiter(RECEIVERS_MAX)
-        self._closer = _Closer()
+        self._closer = Closer()
         self.is_closed = False
 
     @property

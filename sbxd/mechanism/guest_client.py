@@ -1,7 +1,7 @@
 """The daemon's end of process 1 of a sandbox with a kernel of its own.
 
-It speaks the frames of an init on the host, and three more: the daemon asks it to kill, it says
-when nothing is left, and it is told how many processes a command may have.
+It speaks the frames of an init on the host, and more: the daemon asks it to kill, it says when
+nothing is left, and it is told how many processes a command may have and which door to serve.
 
 Invariants: as of `sbxd.mechanism.init_client`; a guest that says more than it was asked is broken,
 so that a hostile one cannot keep the daemon busy with words; its word that nothing is left is
@@ -10,7 +10,8 @@ that kernel.
 """
 
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from enum import IntEnum
 
 import trio
 
@@ -19,6 +20,11 @@ from sbxd.mechanism.init_client import InitClient, Number
 from sbxd.mechanism.protocol import SandboxLost
 
 FRAMES_PER_COMMAND = 3  # STARTED, EXITED, QUIET
+
+
+class PortWanted(IntEnum):
+    NO = 0
+    YES = 1
 
 
 class GuestClient(InitClient):
@@ -38,6 +44,14 @@ class GuestClient(InitClient):
     async def limit(self, processes_max: int) -> None:
         """How many processes a command may have from now on. Raises SandboxLost."""
         await self._send(frames.Limit(processes_max), [])
+
+    async def port(self, wanted: PortWanted) -> None:
+        """Have the proxy's port bound, or given up for good. Raises SandboxLost."""
+        await self._send(frames.Port(wanted), [])
+
+    async def open_door(self, which: frames.Which, channels: Sequence[int]) -> None:
+        """Have a door served until the next command has ended. Raises SandboxLost."""
+        await self._send(frames.Door(which), channels)
 
     def kill_nowait(self, number: int) -> bool:
         """Ask for the end of every process; False when it cannot be asked now. Not asked is a guest

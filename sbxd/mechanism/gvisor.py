@@ -17,6 +17,7 @@ from sbxd.mechanism.launcher_client import LauncherClient
 from sbxd.mechanism.namespaces import NamespacesMechanism
 from sbxd.mechanism.protocol import MechanismError, SlotProfile
 from sbxd.port.limits import IoCeilings
+from sbxd.port.network import NetworkShape
 
 NO_CEILINGS = IoCeilings()
 
@@ -40,8 +41,13 @@ class GvisorMechanism(NamespacesMechanism):
         self._runsc_sha256 = runsc_sha256
 
     def _preparation(self, request: Prepare) -> Prepare:
+        # The port is of the guest's own loopback, and process 1's to bind: the launcher has no
+        # part in it, and the host no interface.
         return msgspec.structs.replace(
-            request, kernel=Kernel.SENTRY, runsc_sha256=self._runsc_sha256
+            request,
+            kernel=Kernel.SENTRY,
+            runsc_sha256=self._runsc_sha256,
+            network=NetworkShape.NONE,
         )
 
     def _sandbox(

@@ -18,6 +18,7 @@ from dataclasses import replace
 
 import trio
 
+from sbxd.jail.frames import Which
 from sbxd.launcher.channel import close_all
 from sbxd.launcher.requests import (
     BOOTED_DESCRIPTORS,
@@ -27,9 +28,13 @@ from sbxd.launcher.requests import (
     Booted,
     Died,
     DropLeaf,
+    Prepared,
 )
-from sbxd.mechanism.bridge import SocketBridgeDoor
-from sbxd.mechanism.guest_client import GuestClient
+from sbxd.mechanism.bridge import BridgeDoors
+from sbxd.mechanism.guest_bridge import GuestBridgeDoor
+from sbxd.mechanism.guest_client import GuestClient, PortWanted
+from sbxd.mechanism.guest_doors import GuestDoor
+from sbxd.mechanism.launcher_client import LauncherClient
 from sbxd.mechanism.leaf import Leaf
 from sbxd.mechanism.namespaces_sandbox import (
     NamespacesSandbox,
@@ -44,10 +49,12 @@ from sbxd.mechanism.protocol import (
     MechanismError,
     RunningCommand,
     SandboxLost,
+    SlotProfile,
 )
 from sbxd.mechanism.refused_forks import RefusedForks
 from sbxd.mechanism.running import Streams
 from sbxd.port.limits import ResourceLimits
+from sbxd.port.network import NetworkShape
 
 # How long process 1 may take to kill a command's processes and to prove it.
 PATIENCE_SECONDS = 2.0
@@ -69,6 +76,7 @@ class Sentry:
         self.forks = forks
         self.commands = 0  # that were started in it
         self.killed = False  # by us
+        self.has_port = False  # the proxy's
         self._socket = sock
         self._owned = owned
 
@@ -100,6 +108,20 @@ class GvisorSandbox(NamespacesSandbox):
     _boot_failure: MechanismError | None = None
     _running: "GvisorCommand | None" = None
     _number = 0
+    _proxy_descriptors = ()
+
+    def __init__(
+        self,
+        client: LauncherClient,
+        nursery: trio.Nursery,
+        profile: SlotProfile,
+        prepared: Prepared,
+        descriptors: list[int],
+        doors: BridgeDoors,
+    ) -> None:
+        super().__init__(client, nursery, profile, prepared, descriptors, doors)
+        self._has_port = profile.network is NetworkShape.PROXY_PORT
+        self._guest_doors = {which: GuestDoor(which) for which in Which}
 
     def _client_of(self, sock: trio.socket.SocketType) -> GuestClient:
         return GuestClient(sock, self._guest_ended)
@@ -122,12 +144,28 @@ class GvisorSandbox(NamespacesSandbox):
         """Give the slot to an environment. Raises MechanismError."""
         await super().assign(limits)
         if self._sentry is not None:
-            await self._sentry.init.limit(self._limits.pids_max)
+            await self._tell(self._sentry)
 
     async def _take(self, sentry: Sentry) -> None:
         self._sentry = sentry
-        await sentry.init.limit(self._limits.pids_max)
+        await self._tell(sentry)
         self._booted.set()
+
+    async def _tell(self, sentry: Sentry) -> None:
+        """What process 1 has to know before a command comes."""
+        await sentry.init.limit(self._limits.pids_max)
+        if sentry.has_port is not self._has_port:
+            sentry.has_port = self._has_port
+            await sentry.init.port(PortWanted.YES if self._has_port else PortWanted.NO)
+
+    @property
+    def proxy_listener(self) -> GuestDoor | None:
+        """The door to the proxy's port; None without one, and once released."""
+        return self._guest_doors[Which.PROXY] if self._has_port and not self._released else None
+
+    def give_up_proxy_port(self) -> None:
+        """The environment is to have no such port: process 1 is told when it is assigned."""
+        self._has_port = False
 
     def on_death(self, died: Died) -> None:
         """The launcher reaped a Sentry, of which its channel tells too, or the steward."""
@@ -143,13 +181,17 @@ class GvisorSandbox(NamespacesSandbox):
         super().release()
         more, self._more = self._more, []
         close_all(more)
+        for door in self._guest_doors.values():
+            door.close()
         if self._sentry is not None and self._running is None:
             self._sentry.close()
 
-    def open_bridge(self, *, waiting_max: int) -> SocketBridgeDoor:
-        """There is none: a socket of the host's is not let into the guest. Raises
-        MechanismError."""
-        raise MechanismError("open the bridge", errno.EOPNOTSUPP)
+    def open_bridge(self, *, waiting_max: int) -> GuestBridgeDoor:
+        """Have the bridge listen from the next command on; how many connections wait there is
+        process 1's. Raises MechanismError."""
+        if self._released:
+            raise MechanismError("open the bridge", errno.EBADF)
+        return self._doors.add(lambda: GuestBridgeDoor(self._guest_doors[Which.BRIDGE]))
 
     # --- commands -----------------------------------------------------------------------------
 
@@ -170,6 +212,8 @@ class GvisorSandbox(NamespacesSandbox):
         self._running = running
         started = False
         try:
+            for door in self._guest_doors.values():
+                await _open(door, sentry)
             failure = await sentry.init.run(
                 run_frame(running.number, command), running.streams.theirs
             )
@@ -345,6 +389,19 @@ class GvisorCommand:
         self.streams.close()
         self._sentry.init.forget(self.number)
         self._sandbox.command_over(self._sentry)
+
+
+async def _open(door: GuestDoor, sentry: Sentry) -> None:
+    """Have process 1 serve the door if it is to listen. Raises MechanismError."""
+    try:
+        channels = door.make_channels()
+    except OSError as problem:
+        raise MechanismError("open the door", problem.errno or 0) from None
+    if channels:
+        try:
+            await sentry.init.open_door(door.which, channels)
+        finally:
+            close_all(channels)
 
 
 def _added(now: int | None, before: int | None) -> int | None:

@@ -41,11 +41,13 @@ from sbxd.mechanism.kernel_events import BadCounter, parse_single
 from sbxd.mechanism.launcher_client import LauncherClient, LauncherRefused
 from sbxd.mechanism.leaf import Leaf
 from sbxd.mechanism.protocol import (
+    BridgeDoor,
     Changes,
     CommandNotStarted,
     CommandSpec,
     MechanismError,
     ProcessSurvived,
+    ProxyDoor,
     RunningCommand,
     SandboxLost,
     SlotProfile,
@@ -121,6 +123,8 @@ class NamespacesSandbox:
 
     # What a mechanism's slot has besides, last of its descriptors.
     _more_descriptors: tuple[str, ...] = ()
+    # What the launcher sends besides for a slot with the proxy's port.
+    _proxy_descriptors: tuple[str, ...] = PROXY_DESCRIPTORS
 
     def __init__(
         self,
@@ -133,7 +137,7 @@ class NamespacesSandbox:
     ) -> None:
         names: tuple[str, ...] = (*PREPARED_DESCRIPTORS, *LEAF_DESCRIPTORS)
         if profile.network is NetworkShape.PROXY_PORT:
-            names += PROXY_DESCRIPTORS
+            names += self._proxy_descriptors
         names += self._more_descriptors
         if len(descriptors) != len(names):
             close_all(descriptors)
@@ -217,7 +221,7 @@ class NamespacesSandbox:
             self._is_assigned = True
 
     @property
-    def proxy_listener(self) -> int | None:
+    def proxy_listener(self) -> int | ProxyDoor | None:
         """The proxy's socket; None for an environment without one, or one that is released."""
         return self._proxy.descriptor
 
@@ -332,7 +336,7 @@ class NamespacesSandbox:
                 if streams is not None:
                     streams.close()
 
-    def open_bridge(self, *, waiting_max: int) -> SocketBridgeDoor:
+    def open_bridge(self, *, waiting_max: int) -> BridgeDoor:
         """Listen on the bridge's socket. Once. Raises MechanismError."""
         if self._released or not isinstance(self._bridge, int):
             raise MechanismError("open the bridge", errno.EBADF)

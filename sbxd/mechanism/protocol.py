@@ -5,6 +5,7 @@ A mechanism builds slots ahead of need (the reserve), hands them out, and remove
 mechanism only starts, measures and ends.
 """
 
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -208,6 +209,28 @@ class BridgeDoor(Protocol):
         ...
 
 
+class ProxyDoor(Protocol):
+    """The proxy's port of a sandbox whose network is not the host kernel's: what is connected to it
+    there comes out here as stream sockets, which are reset by closing them without an end."""
+
+    def begin(self) -> None:
+        """It is to listen from the start of the next command on. Non-blocking."""
+        ...
+
+    async def accept(self) -> socket.socket:
+        """The next connection, non-blocking, owned by the caller. Waits for ever where none can
+        come: ends by cancellation."""
+        ...
+
+    def end(self) -> None:
+        """Listen no more; connections that were taken stay. Non-blocking, idempotent."""
+        ...
+
+    def close(self) -> None:
+        """As `end`."""
+        ...
+
+
 class Sandbox(Protocol):
     """One slot, prepared or handed out. Owned by exactly one environment; used once."""
 
@@ -231,10 +254,11 @@ class Sandbox(Protocol):
         ...
 
     @property
-    def proxy_listener(self) -> int | None:
+    def proxy_listener(self) -> int | ProxyDoor | None:
         """The descriptor of the proxy's socket, non-blocking, bound in the sandbox's own network
-        and not listening. It stays the sandbox's, which closes it when it is destroyed. None when
-        the environment has no such port, or is released."""
+        and not listening; or the door to a port of a guest's kernel. It stays the sandbox's, which
+        closes it when it is destroyed. None when the environment has no such port, or is
+        released."""
         ...
 
     def give_up_proxy_port(self) -> None:

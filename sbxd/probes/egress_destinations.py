@@ -31,7 +31,7 @@ answer({
             **dict.fromkeys(
                 ("a public address", "a name server", "the metadata address",
                  "a public address of IPv6"),
-                frozenset({"ENETUNREACH", "EADDRNOTAVAIL", "EAFNOSUPPORT"}),
+                frozenset({"ENETUNREACH", "EHOSTUNREACH", "EADDRNOTAVAIL", "EAFNOSUPPORT"}),
             ),
             "datagrams": frozenset({"EPROTONOSUPPORT", "EACCES", "EPERM", "EAFNOSUPPORT"}),
             "a lookup": frozenset({"refused"}),

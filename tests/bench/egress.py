@@ -337,6 +337,9 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument(
         "--install", action="store_true", help="install tinyproxy when it is missing (as root)"
     )
+    parser.add_argument(
+        "--sandbox", action="store_true", help="from inside a sandbox of this lane's daemon"
+    )
     parser.add_argument("--role", choices=("server", "proxy"), help=argparse.SUPPRESS)
     parser.add_argument("arguments", nargs="*", help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
@@ -346,6 +349,14 @@ def main(argv: Sequence[str]) -> int:
         return proxy(*(int(each) for each in options.arguments))
     if options.install and shutil.which(TINYPROXY, path=ENVIRONMENT["PATH"]) is None:
         must(("apt-get", "install", "-y", "-qq", "--no-install-recommends", "tinyproxy-bin"))
+    if options.sandbox:
+        from tests.bench import egress_sandbox  # needs the lab
+
+        found = egress_sandbox.measure(*((1, 16, 10) if options.quick else (5, 256, 100)))
+        sys.stdout.write(egress_sandbox.render(found))
+        if options.json is not None:
+            options.json.write_bytes(msgspec.json.format(msgspec.json.encode(found)))
+        return 0
     results = measure(QUICK if options.quick else FULL)
     sys.stdout.write(render(results))
     if options.json is not None:

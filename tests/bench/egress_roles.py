@@ -13,6 +13,7 @@ import msgspec
 import trio
 
 from sbxd.egress.decisions import Record
+from sbxd.egress.listening import Listening
 from sbxd.egress.proxy import Proxy, ProxyParts
 from sbxd.egress.relay import Relay
 from sbxd.egress.resolver import Resolver
@@ -102,7 +103,7 @@ async def _proxy(port: int, tunnels: int) -> None:
             await trio.sleep(LAG_STEP_SECONDS)
             lags.append((time.perf_counter() - due) * 1000)
 
-    made = Proxy(parts, policy, listener, record=record, charge=lambda: None)
+    made = Proxy(parts, policy, Listening(listener), record=record, charge=lambda: None)
     async with made.open(), trio.open_nursery() as nursery:
         nursery.start_soon(watch)
         address = listener.getsockname()

@@ -64,12 +64,3 @@ async def files(kind: str, tmp_path: Path) -> AsyncIterator[StreamingWorkspace]:
     else:
         async with SUBJECTS[kind]() as made, made.provisioned() as handle:
             yield made.workspace(handle)
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """gVisor lets no socket of the host's into the guest: there is no bridge to keep a contract."""
-    for item in items:
-        if "tests/contract/test_bridge.py" in item.nodeid:
-            kept = [mark for mark in item.own_markers if mark.name != "also"]
-            if len(kept) < len(item.own_markers):
-                item.own_markers = [*kept, pytest.mark.also("uml").mark]

@@ -17,6 +17,7 @@ from sbxd.egress.decisions import (
     RecordUnavailable,
     TunnelClosed,
 )
+from sbxd.egress.listening import Listening
 from sbxd.egress.proxy import Proxy, ProxyParts
 from sbxd.egress.relay import Relay
 from sbxd.egress.resolver import Resolver
@@ -101,7 +102,9 @@ class World:
             host_network=HostNetwork,
             dial=self._dial,
         )
-        self.proxy = Proxy(self.parts, policy, listener, record=self._record, charge=self._charge)
+        self.proxy = Proxy(
+            self.parts, policy, Listening(listener), record=self._record, charge=self._charge
+        )
 
     def _getaddrinfo(self, host: bytes, *_: object, **__: object) -> Any:
         self.lookups.append(host.decode())

@@ -12,7 +12,7 @@ from types import ModuleType
 import pytest
 
 from tests.lab.features import OFFERED, Feature, LaneKind, parse, place
-from tests.redteam.conftest import LACKING, is_otherwise
+from tests.redteam.conftest import is_otherwise
 
 GVISOR, QEMU = LaneKind.GVISOR, LaneKind.QEMU
 # gate: the file whose tests try it on gVisor, and the lane that can show it.
@@ -20,6 +20,8 @@ WANTED = {
     "gate.sandbox.escape_denied": ("tests.redteam.test_inside_probes", GVISOR),
     "gate.sandbox.workspace_isolated": ("tests.redteam.test_workspace_isolated", GVISOR),
     "gate.sandbox.no_credential_reaches": ("tests.redteam.test_no_credential", GVISOR),
+    "gate.sandbox.network_denied": ("tests.redteam.test_network_denied", GVISOR),
+    "gate.sandbox.egress_allowlisted": ("tests.redteam.test_egress_allowlisted", GVISOR),
     "gate.sandbox.limits_enforced": ("tests.redteam.test_gvisor_limits", QEMU),
     "gate.sandbox.production_refuses_dev": ("tests.redteam.test_production", QEMU),
 }
@@ -42,11 +44,7 @@ def reaching(module: ModuleType, gate: str) -> Iterator[tuple[str, LaneKind]]:
         needs = parse(word for mark in all_marks if mark.name == "needs" for word in mark.args)
         if Feature.GVISOR in needs or Feature.LANE_GVISOR in needs:
             yield name, place(needs, OFFERED)
-        elif (
-            needs <= OFFERED[GVISOR]
-            and f"{module.__name__.rpartition('.')[2]}.py" not in LACKING
-            and not is_otherwise(name)
-        ):
+        elif needs <= OFFERED[GVISOR] and not is_otherwise(name):
             yield name, GVISOR
 
 

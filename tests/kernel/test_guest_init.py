@@ -24,6 +24,20 @@ PATH = b"/usr/local/bin:/usr/bin:/bin"
 WORKSPACE = Path("/workspace")
 
 
+# A /dev and a loopback of its own, as a guest's kernel has them.
+FURNISH = """
+import fcntl, os, socket, struct
+mount = ctypes.CDLL(None, use_errno=True).mount
+assert mount(b"none", b"/", None, 1 << 18 | 1 << 14, None) == 0
+assert mount(b"none", b"/dev", b"tmpfs", 0, b"mode=755") == 0
+assert mount(b"none", b"/proc", b"proc", 0, None) == 0
+os.mknod("/dev/null", 0o20666, os.makedev(1, 3))
+os.chmod("/dev/null", 0o666)
+with socket.socket() as end:
+    fcntl.ioctl(end, 0x8914, struct.pack("16sh22x", b"lo", 0x49))  # SIOCSIFFLAGS: up, running
+"""
+
+
 class Guest:
     """Process 1 of a new pid namespace, and the channel to it."""
 
@@ -36,11 +50,13 @@ class Guest:
                 [
                     "unshare",
                     "--pid",
+                    "--net",
+                    "--mount",
                     "--fork",
                     "--kill-child",
                     sys.executable,
                     "-c",
-                    f"import os; {moved}",
+                    f"import ctypes{FURNISH}{moved}",
                 ],
                 pass_fds=(theirs.fileno(),),
                 stdin=subprocess.DEVNULL,

@@ -306,16 +306,13 @@ def test_a_destination_outside_the_grammar_is_refused_with_its_position() -> Non
     assert refusal.settings == (("egress.destinations[1].host", "'10.0.0.1'"),)
 
 
-def test_gvisor_with_destinations_is_refused_at_start_and_not_at_the_first_environment() -> None:
+@pytest.mark.parametrize("sandbox", [SandboxMechanism.GVISOR, SandboxMechanism.NAMESPACES])
+def test_destinations_are_for_every_mechanism(sandbox: SandboxMechanism) -> None:
     policy = EgressSettings(
         mode=EgressMode.ALLOWLIST,
         destinations=(EgressDestination(host="example.com", ports=(443,)),),
     )
-    assert keys(development(egress=policy, sandbox=SandboxMechanism.GVISOR)) == [
-        ("sandbox", "egress.mode")
-    ]
-    assert keys(development(egress=policy)) == []
-    assert keys(development(sandbox=SandboxMechanism.GVISOR)) == []
+    assert keys(development(egress=policy, sandbox=sandbox)) == []
 
 
 def test_an_allowlist_without_a_destination_is_refused() -> None:

@@ -34,8 +34,6 @@ OTHERWISE = {
     "test_descriptors_run_out_inside_and_nowhere_else": "its counts are those of the host's kernel",
     "test_a_foreign_call_ends_the_process_that_makes_it": "no i386 calls",
     "[exhaustion]": "the guest's kernel has limits of its own for timers, watches and descriptors",
-    "[abstract-sockets]": "it has no bridge, which the probe expects to be listed alone",
-    "[addresses]": "EHOSTUNREACH; that there is no interface is in test_gvisor_lab",
     "[refused-arguments]": "its controls: no SCHED_BATCH, no personality",
     "[sockets]": "unknown families are EINVAL",
     "[terminals]": "/dev/tty is there, without a terminal (EIO)",
@@ -45,18 +43,6 @@ OTHERWISE = {
     "[proc]": "the guest's own cmdline, cgroups and sentry-meminfo",
     "[devices]": "fuse, tun, tty and ptmx of the guest's own",
     "[processes]": "process 1 shows",
-}
-
-# What a sandbox on gVisor does not have yet: asking for it is refused (a list of destinations at
-# the daemon's start, a bridge with the command).
-LACKING = {
-    "test_bridge.py": "no bridge",
-    "test_egress_abuse.py": "no network",
-    "test_egress_allowlisted.py": "no network",
-    "test_egress_conformance.py": "no network",
-    "test_egress_learn.py": "no network",
-    "test_egress_operator.py": "no network",
-    "test_network_denied.py": "no network; test_inside_network shows what is reached",
 }
 
 
@@ -69,7 +55,7 @@ def is_otherwise(name: str) -> bool:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     here = OFFERED[LaneKind.GVISOR]
     for item in items:
-        if "tests/redteam/" not in item.nodeid or item.path.name in LACKING:
+        if "tests/redteam/" not in item.nodeid:
             continue
         needs = parse(name for mark in item.iter_markers("needs") for name in mark.args)
         if needs and needs <= here and not is_otherwise(item.name):

@@ -27,6 +27,9 @@ DESTINATIONS = (
 )
 ALLOWLIST = EgressPolicy(mode=EgressMode.ALLOWLIST, destinations=DESTINATIONS)
 
+# What a kernel without a route says: Linux the first, gVisor the second.
+NO_ROUTE = ("ENETUNREACH", "EHOSTUNREACH")
+
 # What a program of the standard library alone knows of the proxy: CONNECT, and what comes back.
 CLIENT = """
 import json, os, socket, ssl, sys

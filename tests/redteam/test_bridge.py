@@ -20,7 +20,7 @@ from sbxd.port.errors import BudgetExhausted, ExecutionRejected, RejectedCode
 from sbxd.port.limits import GIB, MIB, EnvironmentBudgets
 from sbxd.wire.messages import BRIDGE_FRAME_BYTES_MAX
 from tests.redteam.bridging import PROGRAM, look, upper
-from tests.redteam.live import LIMITS, default_image, fresh_bridge, live, specification
+from tests.redteam.live import LIMITS, admin, default_image, fresh_bridge, live, specification
 
 pytestmark = [pytest.mark.needs("daemon"), pytest.mark.also("uml")]
 
@@ -185,7 +185,7 @@ async def test_the_socket_can_be_connected_to_and_nothing_else() -> None:
     tries, control = found
     assert control == "ACCEPTED"
     assert tries.pop("open") in ("ENXIO", "EACCES")
-    assert tries.pop("datagram") == "EPROTOTYPE"
+    assert tries.pop("datagram") in ("EPROTOTYPE", "ECONNREFUSED")
     assert set(tries.values()) <= set(denied), tries
 
 
@@ -223,7 +223,10 @@ async def test_a_second_environment_reaches_only_its_own_socket() -> None:
         )
         assert json.loads(result.stdout) == ["ACCEPTED", "done"], result
     assert found["other"][0] == "ECONNREFUSED"
-    assert found["other"][1] != found["own"]
+    async with admin() as client:
+        mechanism = (await client.describe()).mechanism
+    if mechanism == "namespaces":  # a guest's kernel numbers devices for itself
+        assert found["other"][1] != found["own"]
 
 
 async def test_a_half_closed_connection_still_gets_its_answers_and_then_the_end() -> None:

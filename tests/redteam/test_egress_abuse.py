@@ -189,7 +189,7 @@ try:
 except (ConnectionResetError, IndexError):
     answers["huge"] = 431
 idle = []
-for _ in range(500):
+for _ in range(300):
     t = socket.socket(); t.setblocking(False)
     try:
         t.connect(PROXY)

@@ -14,7 +14,7 @@ from sbxctl.advice import ADVICE
 from sbxctl.egress import steps
 from sbxctl.egress_test import row, target_of
 from sbxctl.exits import Exit
-from sbxctl.journal import Query, unit
+from sbxctl.journal import JournalUnreadable, Query, unit
 from sbxctl.lesson import Denial, as_toml, lesson
 from sbxctl.specification import TEST_RUNS
 from sbxd.audit.events import Door
@@ -383,7 +383,7 @@ def test_a_journal_that_shows_nothing_is_no_proof_that_nothing_was_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, says: str
 ) -> None:
     journalctl(tmp_path, monkeypatch, script)
-    with pytest.raises(egress_learn.JournalUnreadable, match=says):
+    with pytest.raises(JournalUnreadable, match=says):
         egress_learn.journal(run_id=None, since="-1h")
 
 
