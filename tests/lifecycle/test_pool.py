@@ -154,6 +154,33 @@ async def test_the_status_counts_hits_misses_and_ages(
         assert kind.oldest_ready_seconds <= 21  # from the beginning of its building
 
 
+async def test_slots_that_end_unused_are_counted_whatever_for(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    async with open_world(tmp_path, settings=GROWING) as world:
+        await trio.sleep(GROWING.reserve.age_max_seconds + 1)
+        assert world.registry.reserve.status().discarded == 2
+        world.mechanism.sandboxes[-1].lose("init")
+        await trio.sleep(1)
+        status = world.registry.reserve.status()
+        assert (status.discarded, status.ready, status.hits) == (3, 2, 0)
+
+
+async def test_without_a_default_image_a_kind_has_the_operators_limits(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    no_default = msgspec.structs.replace(
+        GROWING, images=msgspec.structs.replace(GROWING.images, default=None, aliases={})
+    )
+    small = msgspec.structs.replace(LIMITS, memory_bytes=8 * MIB, pids_max=1)
+    async with open_world(tmp_path, settings=no_default) as world:
+        for _ in range(3):
+            await burst(world, 1, small)
+            await trio.sleep(1)
+        assert await burst(world, 1) == [SlotOrigin.RESERVE]
+        assert world.mechanism.sandboxes[-1].profile.limits == LIMITS
+
+
 async def test_a_refused_epoch_is_no_demand(tmp_path: Path, autojump_clock: MockClock) -> None:
     async with open_world(tmp_path, settings=GROWING) as world:
         await trio.sleep(1)
