@@ -118,6 +118,7 @@ class Registry:
             lambda: reserve_profile(settings, known_images()),
             Bounds(settings.reserve.slots, settings.reserve.most),
             mechanism=parts.mechanism.name,
+            limits=settings.limits,
             is_known=lambda digest: digest in known_images(),
             build=self._build_slot,
             is_busy=lambda: self._requests > 0,

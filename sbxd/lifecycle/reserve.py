@@ -6,15 +6,15 @@ slots once they are asked for, within `slots_max` for all kinds together. How ma
 `sbxd.policy.pool`.
 
 Invariants: a slot is handed out once; taking one never waits; one is built at a time, and while
-requests are being served building waits for a pause, though never for longer than
-`PATIENCE_SECONDS`, and with slots to spare `PATIENCE_FILLED_SECONDS`: on a small host the pool must
-not slow down the request that it exists for. After a failure the next attempt waits, twice as long
+requests are being served and a slot is left, building waits for a pause, though never for longer
+than `PATIENCE_SECONDS`, and with slots to spare `PATIENCE_FILLED_SECONDS`: on a small host the pool
+must not slow down the request that it exists for. After a failure the next attempt waits, twice as long
 each time. At most `KINDS_MAX` kinds are remembered, those asked for least are forgotten.
 """
 
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import msgspec
 import trio
@@ -27,6 +27,7 @@ from sbxd.mechanism.protocol import SlotProfile, VolumeBinding
 from sbxd.policy import pool
 from sbxd.policy.pool import Demand
 from sbxd.port.network import NetworkShape
+from sbxd.settings import LimitSettings
 
 PATIENCE_SECONDS = 0.1
 PATIENCE_FILLED_SECONDS = 0.5
@@ -96,7 +97,8 @@ class Reserve:
     """Keeps slots ready.
 
     profile: what is to be prepared in any case; None when there is no default image. `wake` after
-    it changed: slots that nobody can want any more are ended. is_known: whether this image is
+    it changed: slots that nobody can want any more are ended. limits: the defaults and ceilings
+    that every slot is built with. is_known: whether this image is
     there. build: starts a new supervisor for the profile, its intent journaled; None when the
     journal does not take it. is_busy: whether a request is being served.
     """
@@ -107,6 +109,7 @@ class Reserve:
         bounds: Bounds,
         *,
         mechanism: str,
+        limits: LimitSettings,
         is_known: Callable[[str], bool],
         build: Callable[[SlotProfile], Awaitable[Supervisor | None]],
         is_busy: Callable[[], bool],
@@ -114,6 +117,7 @@ class Reserve:
         self._profile = profile
         self._bounds = bounds
         self._mechanism = mechanism
+        self._limits = limits
         self._is_known = is_known
         self._build = build
         self._is_busy = is_busy
@@ -230,15 +234,15 @@ class Reserve:
     def _slot_for(self, wanted: SlotProfile) -> SlotProfile:
         """The slot that a request like this would have found."""
         default = self._profile()
-        if default is None or fits(default, wanted, self._volume):
-            return default or wanted
+        if default is not None and fits(default, wanted, self._volume):
+            return default
         limits = msgspec.structs.replace(
-            default.limits,
+            self._limits.defaults,
             workspace_bytes=wanted.limits.workspace_bytes,
             inodes_max=wanted.limits.inodes_max,
         )
-        return replace(
-            default, image_digest=wanted.image_digest, network=wanted.network, limits=limits
+        return SlotProfile(
+            wanted.image_digest, limits, wanted.network, ceilings=self._limits.ceilings
         )
 
     def _kind(self, profile: SlotProfile) -> _Kind:
@@ -338,8 +342,9 @@ class Reserve:
             await self._changed.wait()
 
     async def _wait_pause(self, given: dict[PoolKey, int]) -> None:
-        if self._is_busy():
-            filled = 2 * self.ready >= sum(given.values())
+        ready = self.ready
+        if self._is_busy() and ready > 0:  # with none, the next request would have to build
+            filled = 2 * ready >= sum(given.values())
             self._idle = trio.Event()
             with trio.move_on_after(PATIENCE_FILLED_SECONDS if filled else PATIENCE_SECONDS):
                 await self._idle.wait()
@@ -348,6 +353,8 @@ class Reserve:
         return [slot for slot in self._slots if self._key(slot.profile) == key]
 
     def _have(self) -> Counter[PoolKey]:
+        gone = [slot for slot in self._slots if slot.state not in _COUNTING]
+        self._counts.discarded += sum(1 for slot in gone if slot.tenant is None)
         self._slots = [slot for slot in self._slots if slot.state in _COUNTING]
         return Counter(self._key(slot.profile) for slot in self._slots)
 
@@ -356,7 +363,6 @@ class Reserve:
         for key in self._have():
             ready = [slot for slot in self._of_kind(key) if slot.state is State.READY]
             for slot in ready[: max(len(ready) - given.get(key, 0), 0)]:
-                self._counts.discarded += 1
                 slot.request_end(DestroyReason.SUPERSEDED)
 
     def discard(self) -> None:
@@ -364,5 +370,4 @@ class Reserve:
         self._bounds = Bounds(least=0, most=0)
         for slot in self._slots:
             if slot.state is State.READY:
-                self._counts.discarded += 1
                 slot.request_end(DestroyReason.SERVICE_SHUTDOWN)

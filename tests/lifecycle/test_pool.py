@@ -141,17 +141,46 @@ async def test_the_status_counts_hits_misses_and_ages(
         await trio.sleep(20)
         await burst(world, 3)
         status = world.registry.reserve.status()
-        assert (status.hits, status.misses, status.built, status.failed) == (2, 1, 2, 0)
+        assert (status.hits, status.misses) == (2, 1)
         assert status.age_counts == (0, 0, 2, 0, 0, 0, 0)
         assert status.age_seconds_sum == pytest.approx(39, abs=1.1)
         assert (status.slots_min, status.slots_max) == (2, 6)
         await trio.sleep(20)
-        (kind,) = world.registry.reserve.status().keys
+        status = world.registry.reserve.status()
+        assert (status.built, status.failed) == (status.hits + status.ready, 0)
+        (kind,) = status.keys
         assert kind.key.image_digest == IMAGE
         assert (kind.hits, kind.misses, kind.ready, kind.building) == (2, 1, kind.wanted, 0)
         assert kind.refill_seconds > 1
         assert kind.oldest_ready_seconds is not None
         assert kind.oldest_ready_seconds <= 21  # from the beginning of its building
+
+
+async def test_slots_that_end_unused_are_counted_whatever_for(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    async with open_world(tmp_path, settings=GROWING) as world:
+        await trio.sleep(GROWING.reserve.age_max_seconds + 1)
+        assert world.registry.reserve.status().discarded == 2
+        world.mechanism.sandboxes[-1].lose("init")
+        await trio.sleep(1)
+        status = world.registry.reserve.status()
+        assert (status.discarded, status.ready, status.hits) == (3, 2, 0)
+
+
+async def test_without_a_default_image_a_kind_has_the_operators_limits(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    no_default = msgspec.structs.replace(
+        GROWING, images=msgspec.structs.replace(GROWING.images, default=None, aliases={})
+    )
+    small = msgspec.structs.replace(LIMITS, memory_bytes=8 * MIB, pids_max=1)
+    async with open_world(tmp_path, settings=no_default) as world:
+        for _ in range(3):
+            await burst(world, 1, small)
+            await trio.sleep(1)
+        assert await burst(world, 1) == [SlotOrigin.RESERVE]
+        assert world.mechanism.sandboxes[-1].profile.limits == LIMITS
 
 
 async def test_a_refused_epoch_is_no_demand(tmp_path: Path, autojump_clock: MockClock) -> None:
