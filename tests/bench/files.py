@@ -19,7 +19,7 @@ import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -376,15 +376,19 @@ def main(argv: Sequence[str]) -> int:
     """Measure, report; the exit status."""
     parser = argparse.ArgumentParser(prog="python3 -m tests.bench.files", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="less of everything")
+    parser.add_argument("--rounds", type=int, help="instead of the mode's own number")
     parser.add_argument("--json", type=Path, metavar="PATH", help="write every sample there")
     parser.add_argument("--image", type=Path, help="root file system tar (default: the lane's)")
     parser.add_argument("--folder", type=Path, default=Path("/var/tmp"), help="on which disk")
     options = parser.parse_args(argv)
+    scale = QUICK if options.quick else FULL
+    if options.rounds:
+        scale = replace(scale, rounds=options.rounds)
     image = options.image or (LANE_IMAGE if LANE_IMAGE.exists() else None)
     with tempfile.TemporaryDirectory(dir=options.folder, prefix="sbxd-bench-") as place:
         results: Results | None = None
         try:
-            results = trio.run(run, QUICK if options.quick else FULL, image, Path(place))
+            results = trio.run(run, scale, image, Path(place))
         except* (PortError, ArtifactError, OperationFailed) as group:
             sys.stdout.write("".join(f"failed: {error}\n" for error in leaves(group)))
     if results is None:

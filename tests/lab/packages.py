@@ -84,4 +84,14 @@ WORKLOADS_PACKAGES = (
 )
 
 # The extras of the project that its virtual environment in the lanes holds.
-EXTRAS = ("daemon", "cli", "postgres", "httpx", "mcp", "openai-agents", "deepagents", "test")
+EXTRAS = (
+    "daemon",
+    "cli",
+    "postgres",
+    "httpx",
+    "mcp",
+    "openai-agents",
+    "deepagents",
+    "standard-tests",
+    "test",
+)
