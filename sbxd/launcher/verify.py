@@ -115,6 +115,18 @@ def verify_command(
     pid: int, init_pid: int, ids: IdBlock, cgroup_path: str, apparmor_label: str | None
 ) -> None:
     """Raises NotConfined, or OSError when the process is gone. Init must be verified already."""
+    try:
+        _look_at_command(pid, init_pid, ids, cgroup_path, apparmor_label)
+    except NotConfined:
+        # What was killed meanwhile, and is not reaped yet, shows less than it was.
+        if not _read(pid, "auxv"):
+            raise ProcessLookupError(errno.ESRCH, "the process was killed") from None
+        raise
+
+
+def _look_at_command(
+    pid: int, init_pid: int, ids: IdBlock, cgroup_path: str, apparmor_label: str | None
+) -> None:
     # An exec closes init's pipe a moment before it takes the new label; reading this waits for it.
     _read(pid, "auxv")
     _check_maps(pid, ids.map_lines())

@@ -216,7 +216,13 @@ async def open_namespaces(
             nursery.cancel_scope.cancel()
 
 
+# Init's own words for a child that was killed before it did a step, or between two.
+_KILLED = (f"{CANARY_STEPS}park", f"{CANARY_STEPS}release")
+
+
 def _is_mismatch(problem: launcher_client.LauncherRefused) -> bool:
+    if problem.step in _KILLED:
+        return False
     if problem.step.startswith(CANARY_STEPS):
         return not problem.retriable  # short of memory is no fault of the confinement
     return problem.step == VERIFY and problem.errno == errno.EPERM

@@ -116,6 +116,7 @@ def run_frame(number: int, command: CommandSpec) -> frames.Run:
 NEXT_LEAF_SECONDS = 0.02
 # So many parked children may die one after the other; with one more the environment is lost too.
 PARKED_LOST_MAX = 3
+KILLED_BEFORE_IT_WAITED = ("park.park", errno.ESRCH)  # as init says it
 
 
 class NamespacesSandbox:
@@ -369,7 +370,12 @@ class NamespacesSandbox:
                 leaf = Leaf(number, answer.take())
             await self._park(leaf)
         except MechanismError as problem:
-            self._offer(problem)
+            killed = (problem.step, problem.errno) == KILLED_BEFORE_IT_WAITED
+            self._parked_lost += killed
+            if killed and self._parked_lost <= PARKED_LOST_MAX and self._tasks is not None:
+                self._tasks.start_soon(self._make_next_leaf, number + 1)
+            else:
+                self._offer(problem)
 
     async def _park(self, leaf: Leaf) -> None:
         try:

@@ -9,13 +9,16 @@ by one, and the control sees one that is not.
 import os
 import signal
 import subprocess
+from contextlib import suppress
 
 import pytest
 import trio
 
-from tests.redteam.faults import ids_held
-from tests.redteam.inventory import Resident, out_of_place, residents, wait_settled
-from tests.redteam.live import live
+from sbxd.client.remote import connect
+from sbxd.port.errors import ExecutionUnavailable, UnavailableCode
+from tests.redteam.faults import SMALL, ids_held
+from tests.redteam.inventory import CGROUP, Resident, out_of_place, residents, wait_settled
+from tests.redteam.live import WORKER_SOCKET, default_image, live, specification
 
 pytestmark = pytest.mark.needs("daemon", "root")
 
@@ -57,6 +60,46 @@ async def test_an_environment_whose_next_process_is_killed_runs_its_next_command
                 while {each.pid for each in parked(name)} <= {each.pid for each in victims}:
                     await trio.lowlevel.checkpoint()
         assert (await one.run("sh", "-c", "exit 9")).exit_code == 9
+
+
+CANARIES = "sbx.slice/sbx-*.scope/box/exec-0/cgroup.kill"
+KILLS = 12
+
+
+async def test_a_process_that_is_killed_while_it_is_looked_at_is_no_false_alarm() -> None:
+    """The launcher looks at one confined process of each new slot. That it was killed by somebody
+    says nothing of its confinement: the slot is not handed out, and nobody is alerted."""
+    await wait_settled(within_seconds=180)
+    run = ["journalctl", "-o", "cat", "--no-pager", "SBX_EVENT=ConfinementMismatched"]
+    before = (await trio.run_process(run, capture_stdout=True)).stdout
+    image = await default_image()
+    codes: set[str] = set()
+    kills = 0
+
+    async def provision() -> None:
+        async with connect(WORKER_SOCKET, client_name="tests") as remote:
+            while kills < KILLS:
+                try:
+                    handle = await remote.provision(specification(image, SMALL))
+                except ExecutionUnavailable as error:
+                    codes.add(error.code)
+                else:
+                    await remote.destroy(handle)
+
+    with trio.fail_after(300):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(provision)
+            while kills < KILLS:
+                for leaf in CGROUP.glob(CANARIES):
+                    with suppress(OSError):
+                        populated = "populated 1" in (leaf.parent / "cgroup.events").read_text()
+                        leaf.write_text("1")
+                        kills += populated
+                await trio.lowlevel.checkpoint()
+    assert codes == {UnavailableCode.SETUP_FAILED}
+    await trio.run_process(["journalctl", "--sync"])
+    assert (await trio.run_process(run, capture_stdout=True)).stdout == before
+    await wait_settled(within_seconds=180)
 
 
 async def test_a_process_that_is_in_no_slot_or_is_one_too_many_is_seen() -> None:
