@@ -9,7 +9,13 @@ import pytest
 REPOSITORY = Path(__file__).resolve().parents[2]
 UNITS = REPOSITORY / "units"
 RECORD = REPOSITORY / "docs" / "units.md"
-SERVICES = ("sbxd.service", "sbxd-launcher.service", "sbxd-worker-artifacts.service")
+SERVICES = (
+    "sbxd.service",
+    "sbxd-launcher.service",
+    "sbxd-metrics.service",
+    "sbxd-reap.service",
+    "sbxd-worker-artifacts.service",
+)
 
 # What a process of the launcher's hands down would break a sandbox or be set on every workload.
 # DESIGN.md section 2; the comment in the unit gives the reasons.
