@@ -91,8 +91,11 @@ def _provision(found: StatusIs) -> str:
 
 
 def _audit(found: StatusIs) -> Line:
-    if found.unrecorded:
-        told = f"{found.recorded} recorded, {found.unrecorded} attempts not taken"
+    if found.unrecorded or found.waiting_records:
+        told = (
+            f"{found.recorded} recorded, {found.waiting_records} wait for the journal, "
+            f"{found.unrecorded} attempts not taken"
+        )
         return Line("audit", told, Tone.DOUBTFUL)
     return Line("audit", f"{found.recorded} recorded", Tone.GOOD)
 

@@ -115,18 +115,9 @@ def _sorted(use: Use, order: Order) -> tuple[Row, ...]:
 
 def sheet(use: Use, *, rows_max: int | None = None) -> Sheet:
     """The page: a headline, and a table of as many rows as there is room for."""
-    pool = use.now.pool
-    total_cpu = sum(row.cpu_share or 0.0 for row in use.rows)
-    total_memory = sum(row.meter.memory_bytes or 0 for row in use.rows)
     shown = use.rows if rows_max is None else use.rows[: max(1, rows_max)]
-    left_out = len(use.rows) - len(shown)
     return Sheet(
-        headline=(
-            f"{len(use.rows)} sandboxes, {total_cpu * 100:.0f} % of a processor, "
-            f"{human_bytes(total_memory)}; pool {pool.ready} of {pool.target} ready, "
-            f"{rate(pool.recent_hits, pool.recent_misses)} lately"
-            + (f"; {left_out} not shown" if left_out else "")
-        ),
+        headline=_headline(use, left_out=len(use.rows) - len(shown)),
         headings=(
             *("ENVIRONMENT", "TENANT", "STATE", "CPU %", "MEMORY", "DENIALS", "AGE"),
             *("CPU TIME", "COMMANDS", "RUN", "PROGRAM"),
@@ -134,6 +125,21 @@ def sheet(use: Use, *, rows_max: int | None = None) -> Sheet:
         right=frozenset({"CPU %", "CPU TIME", "MEMORY", "DENIALS", "AGE", "COMMANDS"}),
         rows=tuple(_cells(row) for row in shown),
     )
+
+
+def _headline(use: Use, *, left_out: int) -> str:
+    pool = use.now.pool
+    parts = [f"{len(use.rows)} sandbox{'' if len(use.rows) == 1 else 'es'}"]
+    shares = [row.cpu_share for row in use.rows if row.cpu_share is not None]
+    if shares:
+        parts.append(f"{sum(shares) * 100:.0f} % of a processor")
+    held = [each for row in use.rows if (each := row.meter.memory_bytes) is not None]
+    if held:
+        parts.append(human_bytes(sum(held)))
+    if left_out:
+        parts.append(f"{left_out} not shown")
+    lately = rate(pool.recent_hits, pool.recent_misses)
+    return f"{', '.join(parts)}; pool {pool.ready} of {pool.target} ready, {lately} lately"
 
 
 def _cells(row: Row) -> tuple[str, ...]:

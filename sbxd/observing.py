@@ -20,7 +20,7 @@ from sbxd.metrics.derived import DerivedMetrics, Happening
 from sbxd.metrics.exposition import render
 from sbxd.metrics.families import Family
 from sbxd.metrics.loop_lag import LoopLag
-from sbxd.metrics.readings import Reading, Store
+from sbxd.metrics.readings import Backlog, Reading, Store
 from sbxd.metrics.recent import RECENT_SECONDS
 from sbxd.settings import Settings
 from sbxd.wire.descriptions import PostureItem
@@ -53,8 +53,8 @@ class About:
 class DaemonObserver:
     """Implements sbxd.service.observing.Observer. `run` is its task.
 
-    sources: families of other parts, asked at every question for the metrics. spooled: how many
-    records of the audit wait for the journal.
+    sources: families of other parts, asked at every question for the metrics. backlog: of the
+    audit's sink, where it keeps one.
     """
 
     def __init__(
@@ -65,14 +65,14 @@ class DaemonObserver:
         about: About,
         *,
         sources: Sequence[Source] = (),
-        spooled: Callable[[], int] = lambda: 0,
+        backlog: Callable[[], Backlog] = Backlog,
     ) -> None:
         self._settings = settings
         self._derived = derived
         self._environments = environments
         self._about = about
         self._sources = sources
-        self._spooled = spooled
+        self._backlog = backlog
         self._lag = LoopLag()
         self._began_at = trio.current_time()
         self._store_limiter = trio.CapacityLimiter(1)
@@ -151,6 +151,7 @@ class DaemonObserver:
             lag_worst_ms=round(self._lag.worst_seconds * 1000),
             recorded=round(derived.records.total),
             unrecorded=round(derived.unrecorded.total),
+            waiting_records=reading.backlog.waiting,
             journal_refusals=round(derived.journal_failures.total),
             store_free_bytes=None if reading.store is None else reading.store.free_bytes,
             store_size_bytes=None if reading.store is None else reading.store.size_bytes,
@@ -160,7 +161,6 @@ class DaemonObserver:
                 recent,
                 denials,
                 lag_worst_seconds=self._lag.worst_seconds,
-                spooled=self._spooled(),
             ),
         )
 
@@ -176,6 +176,7 @@ class DaemonObserver:
             tunnels_open=self._derived.tunnels_open,
             store=await self._read_store(),
             unenforced=len(_deviations(description)),
+            backlog=self._backlog(),
         )
 
     async def _read_store(self) -> Store | None:

@@ -33,13 +33,12 @@ def standing(
     denials: Mapping[tuple[str, ViolationCode], int],
     *,
     lag_worst_seconds: float,
-    spooled: int,
 ) -> tuple[AlertInfo, ...]:
     """Everything that is wrong, most severe first."""
     found = [
         *_escapes(recent),
         *_quarantine(reading),
-        *_audit(recent, spooled),
+        *_audit(reading, recent),
         *_journal(recent),
         *_denials(denials),
         *_authorities(recent),
@@ -76,16 +75,16 @@ def _quarantine(reading: Reading) -> Sequence[AlertInfo]:
     ]
 
 
-def _audit(recent: Mapping[tuple[Happening, str], int], spooled: int) -> Sequence[AlertInfo]:
-    unrecorded = recent.get((Happening.UNRECORDED, ""), 0)
-    if not unrecorded and not spooled:
+def _audit(reading: Reading, recent: Mapping[tuple[Happening, str], int]) -> Sequence[AlertInfo]:
+    unrecorded, waiting = recent.get((Happening.UNRECORDED, ""), 0), reading.backlog.waiting
+    if not unrecorded and not waiting:
         return []
     return [
         AlertInfo(
             name="SbxdAuditNotRecording",
             severity=Severity.PAGE,
             detail=f"the journal did not take {unrecorded} records within the last {_MINUTES}; "
-            f"{spooled} wait",
+            f"{waiting} wait",
             fix="systemctl status systemd-journald; df of its storage; new work is refused so long",
         )
     ]

@@ -27,6 +27,15 @@ class Store:
 
 
 @dataclass(frozen=True)
+class Backlog:
+    """Records of the audit that had to wait for the journal since the start, and those that wait
+    now. A sink that keeps none has none."""
+
+    spooled: int = 0
+    waiting: int = 0
+
+
+@dataclass(frozen=True)
 class Reading:
     """Everything that was read for one answer. quarantined: names, of earlier runs too. store:
     None where it cannot be read. started_at: seconds since 1970."""
@@ -41,6 +50,7 @@ class Reading:
     tunnels_open: int
     store: Store | None
     unenforced: int
+    backlog: Backlog = Backlog()
 
 
 def families(reading: Reading) -> Sequence[Family]:
@@ -99,6 +109,17 @@ def families(reading: Reading) -> Sequence[Family]:
             "sbxd_host_deviations",
             "Things that this host does not enforce as they should be (sbxctl doctor).",
             (reading.unenforced, ()),
+        ),
+        gauge(
+            "sbxd_audit_waiting",
+            "Records of the audit that wait for the journal.",
+            (reading.backlog.waiting, ()),
+        ),
+        Family(
+            name="sbxd_audit_spooled",
+            kind=Kind.COUNTER,
+            help="Records of the audit that had to wait for the journal.",
+            samples=(Sample(value=reading.backlog.spooled),),
         ),
         *_store(reading.store),
         *_process(),

@@ -130,10 +130,11 @@ class StatusIs(Message, frozen=True, tag="status_is", kw_only=True):
     """states: how many environments are in each. waiting: requests that wait for a place.
     provision_p50_ms, provision_p99_ms: upper bounds since the start, None before the first.
     lag_worst_ms: of the event loop within the last minute. recorded, unrecorded: events of the
-    audit since the start. journal_refusals: records that the creation journal did not take, since
-    the start. store_free_bytes, store_size_bytes: of the file system of images and workspaces;
-    None where it cannot be read. recent_seconds: what "the last minutes" are. deviations: what
-    this host cannot enforce. alerts: most severe first."""
+    audit since the start; waiting_records: those that the journal has not taken yet.
+    journal_refusals: records that the creation journal did not take, since the start.
+    store_free_bytes, store_size_bytes: of the file system of images and workspaces; None where it
+    cannot be read. recent_seconds: what "the last minutes" are. deviations: what this host cannot
+    enforce. alerts: most severe first."""
 
     request_id: RequestIdField
     version: str
@@ -155,6 +156,7 @@ class StatusIs(Message, frozen=True, tag="status_is", kw_only=True):
     lag_worst_ms: int
     recorded: int
     unrecorded: int
+    waiting_records: int
     journal_refusals: int
     store_free_bytes: int | None
     store_size_bytes: int | None

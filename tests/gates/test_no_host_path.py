@@ -31,16 +31,15 @@ from sbxd.port import (
     workspace,
 )
 from sbxd.settings import Settings
-from sbxd.wire import descriptions, leases, messages, repair
+from sbxd.wire import descriptions, leases, messages, observing, repair
 from sbxd.wire import egress as egress_messages
-from sbxd.wire import observing as observing_messages
 from tests.gates.source import Module, aliases, called, dotted, literals, load
 
 pytestmark = pytest.mark.gate("gate.sandbox.spec_has_no_host_path")
 
 PORT_MODULES = (
     artifact, command, credentials, egress, environment, errors, ids, limits, workspace,
-    descriptions, egress_messages, leases, messages, observing_messages, repair,
+    descriptions, egress_messages, leases, messages, observing, repair,
 )  # fmt: skip
 
 # Words of a field's name that stand for something of the host.

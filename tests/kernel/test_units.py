@@ -12,6 +12,7 @@ RECORD = REPOSITORY / "docs" / "units.md"
 SERVICES = (
     "sbxd.service",
     "sbxd-launcher.service",
+    "sbxd-metrics.service",
     "sbxd-reap.service",
     "sbxd-worker-artifacts.service",
 )
@@ -19,6 +20,7 @@ SERVICES = (
 CALLED = {
     "sbxd.service": "sbxd",
     "sbxd-launcher.service": "launcher",
+    "sbxd-metrics.service": "metrics",
     "sbxd-reap.service": "reap",
     "sbxd-worker-artifacts.service": "sweep",
 }

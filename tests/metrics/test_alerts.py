@@ -13,7 +13,7 @@ from sbxd.metrics.derived import DerivedMetrics, Happening
 from sbxd.metrics.exposition import render
 from sbxd.metrics.families import Kind
 from sbxd.metrics.loop_lag import LoopLag
-from sbxd.metrics.readings import Reading, Store
+from sbxd.metrics.readings import Backlog, Reading, Store
 from sbxd.metrics.recent import RECENT_SECONDS
 from sbxd.policy.violations import ViolationCode
 from sbxd.wire.observing import AlertInfo, MetricsForm, Severity
@@ -44,11 +44,8 @@ def standing(
     denials: Mapping[tuple[str, ViolationCode], int] | None = None,
     *,
     lag: float = 0.0,
-    spooled: int = 0,
 ) -> tuple[AlertInfo, ...]:
-    return alerts.standing(
-        reading, recent or {}, denials or {}, lag_worst_seconds=lag, spooled=spooled
-    )
+    return alerts.standing(reading, recent or {}, denials or {}, lag_worst_seconds=lag)
 
 
 def names(found: tuple[AlertInfo, ...]) -> list[str]:
@@ -95,7 +92,8 @@ def test_every_alert_says_what_is_wrong_and_what_to_do_the_worst_first() -> None
         (standing(replace(WELL, store=replace(ROOMY, free_inodes=9))), ["StorePressure"]),
         (standing(replace(WELL, store=replace(ROOMY, free_bytes=10))), []),
         (standing(replace(WELL, store=None)), []),
-        (standing(spooled=1), ["AuditNotRecording"]),
+        (standing(replace(WELL, backlog=Backlog(spooled=9, waiting=1))), ["AuditNotRecording"]),
+        (standing(replace(WELL, backlog=Backlog(spooled=9, waiting=0))), []),
         # A file system without a number of inodes has none to run out of.
         (standing(replace(WELL, store=replace(ROOMY, free_inodes=0, size_inodes=0))), []),
     ],

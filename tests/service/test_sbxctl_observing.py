@@ -106,7 +106,7 @@ async def test_top_in_a_pipe_is_plain_and_once_and_sorted(tmp_path: Path) -> Non
         document = json.loads((await daemon.sbxctl("top", "--json")).stdout)
     assert plain.code == Exit.OK
     headline, _blank, headings, row, *rest = plain.stdout.decode().splitlines()
-    assert headline.startswith("1 sandboxes,")
+    assert headline.startswith("1 sandbox; pool 0 of 0")
     assert headings.split()[:4] == ["ENVIRONMENT", "TENANT", "STATE", "CPU"]
     assert row.split()[:2] == [environment_id[:12], SPECIFICATION.tenant_id]
     assert (rest, b"\x1b" in plain.stdout) == ([], False)
