@@ -21,6 +21,7 @@ from sbxctl.exits import Exit
 from sbxctl.journal import JournalRecord, Query
 from sbxctl.report import page, print_json, printable
 from sbxctl.session import fail
+from sbxctl.stream import endless
 from sbxctl.when import When
 from sbxd.audit.position import Position, parse_position
 from sbxd.audit.vocabulary import EVENT_TYPES
@@ -124,11 +125,9 @@ def audit(
 
 
 def _show(records: Iterable[AuditRecord], write: Callable[[AuditRecord], None]) -> None:
-    try:
+    with endless():
         for record in records:
             write(record)
-    except KeyboardInterrupt:
-        sys.exit(Exit.INTERRUPTED)
 
 
 def _json_line(record: AuditRecord) -> None:

@@ -12,9 +12,9 @@ import msgspec
 from rich.text import Text
 
 from sbxctl import journal
-from sbxctl.exits import Exit
 from sbxctl.journal import JournalRecord, Query, number, text
 from sbxctl.report import page
+from sbxctl.stream import endless
 from sbxctl.when import When
 
 UNITS = {
@@ -74,11 +74,8 @@ def logs(
         priority=priority,
         follow=follow,
     )
-    with closing(journal.records(query.argv())) as found:
-        try:
-            _show(found, as_json=as_json)
-        except KeyboardInterrupt:
-            sys.exit(Exit.INTERRUPTED)
+    with endless(), closing(journal.records(query.argv())) as found:
+        _show(found, as_json=as_json)
 
 
 class _Line:

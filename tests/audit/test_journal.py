@@ -54,6 +54,7 @@ def environment_id() -> EnvironmentId:
     return EnvironmentId(secrets.token_hex(16))
 
 
+@pytest.mark.case("AUD-01", "AUD-07")
 async def test_a_forged_value_is_one_field_of_the_real_journal(
     environment_id: EnvironmentId, tmp_path: Path
 ) -> None:

@@ -9,6 +9,7 @@ import sys
 import pytest
 import trio
 
+from sbxd.audit.stream_events import AuditRecovered
 from sbxd.client.remote import connect
 from sbxd.port.command import ExecutionResult
 from sbxd.port.errors import ExecutionUnavailable, UnavailableCode
@@ -44,8 +45,6 @@ def verified() -> dict[str, object]:
 
 @pytest.mark.case("AUD-05")
 async def test_running_work_goes_on_new_work_is_refused_and_nothing_is_missing() -> None:
-    from sbxd.audit.stream_events import AuditRecovered
-
     await restored()
     image = await default_image()
     results: list[ExecutionResult] = []

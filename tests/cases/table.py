@@ -148,6 +148,15 @@ CASES: dict[str, Case] = {
         "the client's and the mechanism's are looked at; not every error of every verb is provoked",
     ),
     "API-15": Case("a client that disconnects in a command"),
+    "AUD-01": Case("field names and line ends in whatever a record holds"),
+    "AUD-02": Case("escape sequences and priority prefixes in what a record says"),
+    "AUD-04": Case("many denials at once, against the journal's rate limit"),
+    "AUD-05": Case("a journal that is stopped, that reads nothing, or whose spool is full"),
+    "AUD-06": Case(
+        "a flood of the host's log by refused system calls",
+        "a filter's answers are errno values, and none of them logs; no flood is tried",
+    ),
+    "AUD-07": Case("secrets in arguments"),
     "LIF-01": Case("SIGKILL of the daemon or the launcher between intent, resource and commit"),
     "LIF-02": Case("a worker that is killed in a command"),
     "LIF-04": Case(

@@ -30,7 +30,7 @@ HEAD = """# Cases
 
 Attacks and failures that an environment is to withstand, and the tests that try them. ESC is
 escape, KRN the kernel's surface, RES resources, FS files, EGR destinations, EXP export and
-artifacts, API the sockets, LIF the lifecycle. This page is generated from the marks of the tests
+artifacts, API the sockets, AUD the audit, LIF the lifecycle. This page is generated from the marks of the tests
 and the probes of `sbxd/probes`; `tests/cases/table.py` says what is not covered.
 
 | case | about | tests | not covered |
@@ -94,7 +94,7 @@ def test_a_mark_is_found_where_it_is_and_only_there() -> None:
 
 
 def test_ids_are_of_the_families() -> None:
-    assert all(re.fullmatch(r"(ESC|KRN|RES|FS|EGR|EXP|API|LIF)-\d\d", case) for case in CASES)
+    assert all(re.fullmatch(r"(ESC|KRN|RES|FS|EGR|EXP|API|AUD|LIF)-\d\d", case) for case in CASES)
 
 
 if __name__ == "__main__":

@@ -201,6 +201,7 @@ FORGERIES = [
 ]
 
 
+@pytest.mark.case("AUD-01")
 @pytest.mark.parametrize("text", FORGERIES)
 def test_a_value_stays_one_field_and_adds_none(text: str) -> None:
     event = command_started(text)
@@ -211,6 +212,7 @@ def test_a_value_stays_one_field_and_adds_none(text: str) -> None:
     assert b"SBX_OUTCOME" not in dict(parsed)
 
 
+@pytest.mark.case("AUD-02")
 @pytest.mark.parametrize("text", FORGERIES)
 def test_the_message_is_one_line_of_printable_characters(text: str) -> None:
     message = summary(command_started(text))

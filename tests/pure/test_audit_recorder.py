@@ -243,6 +243,7 @@ async def test_many_tasks_get_numbers_in_the_order_of_the_journal(
     assert numbers(found) == list(range(1, 502))
 
 
+@pytest.mark.case("AUD-05")
 async def test_without_a_journal_running_work_is_spooled_and_new_work_refused(
     state: Path, path: Path, autojump_clock: trio.testing.MockClock
 ) -> None:
@@ -306,6 +307,7 @@ async def test_a_journal_that_was_replaced_gets_what_the_old_one_had_not_read(
     assert [each.event for each in found][-2:] == ["EnvironmentProvisioned", "AuditRecovered"]
 
 
+@pytest.mark.case("AUD-05")
 async def test_a_journal_that_reads_nothing_gets_no_new_work(
     state: Path, path: Path, journal: socket.socket, mock_clock: trio.testing.MockClock
 ) -> None:
@@ -337,6 +339,7 @@ async def test_the_spool_survives_the_daemon_and_goes_before_the_next_opening(
     assert found[-1].fields["SBX_WAITING"] == "5"
 
 
+@pytest.mark.case("AUD-05")
 async def test_a_full_spool_keeps_room_for_ends_and_then_takes_nothing(
     state: Path, path: Path, autojump_clock: trio.testing.MockClock
 ) -> None:
