@@ -32,6 +32,7 @@ from sbxd.audit.events import (
     ServiceStopped,
     StopReason,
 )
+from sbxd.audit.recorder import Recorder
 from sbxd.audit.sink import AuditSink, AuditUnavailable
 from sbxd.auditing import open_audit
 from sbxd.config import BUILT_MECHANISMS, CredentialState, StartupRefusal, startup_refusals
@@ -68,6 +69,7 @@ from sbxd.lifecycle.supervisor import Parts
 from sbxd.mechanism.protocol import Mechanism, MechanismError
 from sbxd.mechanisms import open_mechanism
 from sbxd.metrics.derived import DerivedMetrics
+from sbxd.metrics.readings import Backlog
 from sbxd.metrics.sink import CountedSink
 from sbxd.notify import Notifier
 from sbxd.observing import DaemonObserver, about
@@ -135,7 +137,7 @@ async def run(settings: Settings, given: Given, log: logging.Logger) -> ExitStat
     try:
         async with open_audit(settings) as recorder:
             derived = DerivedMetrics(settings.sandbox.value, time.monotonic)
-            audit = CountedSink(recorder, derived, lambda: recorder.counts.waiting)
+            audit = CountedSink(recorder, derived, partial(_backlog, recorder))
             if refusals:
                 await audit.emit(refused(refusals))
                 return status
@@ -160,6 +162,11 @@ def _leaves(group: BaseExceptionGroup) -> Iterator[BaseException]:
             yield from _leaves(problem)
         else:
             yield problem
+
+
+def _backlog(recorder: Recorder) -> Backlog:
+    counts = recorder.counts
+    return Backlog(spooled=counts.spooled, waiting=counts.waiting)
 
 
 def _say(refusals: Sequence[StartupRefusal], log: logging.Logger) -> None:
@@ -316,7 +323,7 @@ async def _serve(
     version = package_version("sbxd")
     observed = about(version, assembled.mechanism_name)
     observer = DaemonObserver(
-        settings, audit.derived, assembled.environments, observed, spooled=audit.waiting
+        settings, audit.derived, assembled.environments, observed, backlog=audit.backlog
     )
     context = SessionContext(
         settings=settings,

@@ -9,17 +9,18 @@ from collections.abc import Callable
 from sbxd.audit.events import AuditEvent
 from sbxd.audit.sink import AuditSink, AuditUnavailable
 from sbxd.metrics.derived import DerivedMetrics
+from sbxd.metrics.readings import Backlog
 
 
 class CountedSink:
-    """Implements sbxd.audit.sink.AuditSink over another. waiting: of its records, how many wait."""
+    """Implements sbxd.audit.sink.AuditSink over another. backlog: of that one."""
 
     def __init__(
-        self, inner: AuditSink, derived: DerivedMetrics, waiting: Callable[[], int] = lambda: 0
+        self, inner: AuditSink, derived: DerivedMetrics, backlog: Callable[[], Backlog] = Backlog
     ) -> None:
         self._inner = inner
         self.derived = derived
-        self.waiting = waiting
+        self.backlog = backlog
 
     async def emit(self, event: AuditEvent) -> None:
         """As `AuditSink.emit`."""
