@@ -70,7 +70,7 @@ def take() -> Kernel:
                 fields = line.split(" ")
                 if fields[4] == "/workspace":
                     mounts.add(fields[2])
-        except (FileNotFoundError, ProcessLookupError):
+        except OSError:  # it ended while we looked; its mounts are then EINVAL
             continue
     for line in Path("/proc/self/mountinfo").read_text().splitlines():
         if "/volumes/" in line:
@@ -131,7 +131,7 @@ def residents() -> list[Resident]:
                 line.split(":\t", 1) for line in (entry / "status").read_text().splitlines()
             )
             group = (entry / "cgroup").read_text()
-        except (FileNotFoundError, ProcessLookupError):
+        except OSError:  # it ended while we looked
             continue
         scope = _OF_SCOPE.search(group)
         if scope is None and int(status["Uid"].split("\t")[0]) not in UID_RANGE:
