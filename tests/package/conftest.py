@@ -20,15 +20,19 @@ class Packages:
 
 
 @pytest.fixture(scope="session")
-def packages(tmp_path_factory: pytest.TempPathFactory) -> Packages:
+def first_deb(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return building.build(tmp_path_factory.mktemp("deb"), EARLIER)
+
+
+@pytest.fixture(scope="session")
+def packages(first_deb: Path, tmp_path_factory: pytest.TempPathFactory) -> Packages:
     """Built where no trace of an earlier build is; `tree` is what the first one holds."""
     folder = tmp_path_factory.mktemp("package")
-    first = building.build(folder / "first", EARLIER)
     return Packages(
-        first=first,
+        first=first_deb,
         again=building.build(folder / "again", EARLIER),
         later=building.build(folder / "later", LATER),
-        tree=building.extract(first, folder / "tree"),
+        tree=building.extract(first_deb, folder / "tree"),
     )
 
 

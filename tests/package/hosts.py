@@ -69,13 +69,14 @@ class Done:
 
 @dataclass(frozen=True)
 class Host:
-    """A booted lane without the project."""
+    """A booted lane without the project. seconds: the longest that a command may take."""
 
     lane: session.Lane
+    seconds: float = SECONDS_MAX
 
     def run(self, *argv: str) -> Done:
         out, err = bytearray(), bytearray()
-        status = self.lane.run(list(argv), out.extend, err.extend, seconds=SECONDS_MAX)
+        status = self.lane.run(list(argv), out.extend, err.extend, seconds=self.seconds)
         return Done(status, out.decode(), err.decode())
 
     def shell(self, script: str) -> Done:
@@ -103,10 +104,11 @@ class Host:
 
 
 @contextmanager
-def booted(kind: str) -> Iterator[Host]:
-    """A lane of this kind with nothing of the project, ended on leaving."""
+def booted(kind: str, *, seconds: float = SECONDS_MAX) -> Iterator[Host]:
+    """A lane of this kind with nothing of the project, ended on leaving. seconds: the longest that
+    one command may take there."""
     lane = session.start(session.Wish(lane=kind, bare=True), None, lambda text: None)
     try:
-        yield Host(lane)
+        yield Host(lane, seconds)
     finally:
         lane.release()

@@ -60,8 +60,9 @@ def told(steps: Mapping[str, tuple[str, ...]], files: Mapping[str, Path]) -> dic
         ]
         for number, command in enumerate(steps.values()):
             if command[0] == "rpm":
-                # Debian's rpm wants to hear that it is meant.
-                whole = ("rpm", "--force-debian", f"--root={merged}", *command[1:])
+                # Debian's rpm wants to hear that it is meant; it opens packages from outside.
+                words = [f"{merged}{w}" if w.startswith("/packages/") else w for w in command[1:]]
+                whole = ("rpm", "--force-debian", f"--root={merged}", *words)
             else:
                 whole = ("chroot", str(merged), *command)
             streams = f">out/{number}.out 2>out/{number}.err"
