@@ -36,12 +36,12 @@ def host_memory_bytes() -> int:
 
 
 def with_host_memory(settings: Settings, memory_bytes: int) -> Settings:
-    """The settings with what a host of this memory may promise, where they do not say it: an eighth
+    """The settings with what a host of this memory may promise, where they do not say it: a quarter
     is kept for the host itself, and for what each environment needs besides its limit."""
     if settings.limits.memory_committed_max_bytes is not None:
         return settings
     limits = msgspec.structs.replace(
-        settings.limits, memory_committed_max_bytes=memory_bytes - memory_bytes // 8
+        settings.limits, memory_committed_max_bytes=memory_bytes - memory_bytes // 4
     )
     return msgspec.structs.replace(settings, limits=limits)
 

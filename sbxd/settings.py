@@ -78,7 +78,7 @@ class LimitSettings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     files_changed_max: Annotated[int, Meta(ge=1, le=10_000)] = 1000
     environments_max: Annotated[int, Meta(ge=1, le=10_000)] = 256
     environments_per_peer_max: Annotated[int, Meta(ge=1, le=10_000)] = 256
-    # Of all environments together; seven eighths of the host's memory when absent.
+    # Of all environments together; three quarters of the host's memory when absent.
     memory_committed_max_bytes: Annotated[int, Meta(ge=8 * MIB, le=2**50)] | None = None
     # A command is killed with PIDS at this many refused forks within the window.
     pids_refusals_max: Annotated[int, Meta(ge=1, le=1_000_000)] = 1000

@@ -70,8 +70,8 @@ def test_one_that_alone_is_more_than_may_be_promised_is_rejected_and_not_put_off
     admit_memory(DEFAULT_LIMITS, None)
 
 
-def test_a_host_keeps_an_eighth_of_its_memory_where_the_operator_says_nothing() -> None:
-    assert with_host_memory(Settings(), 8 * GIB).limits.memory_committed_max_bytes == 7 * GIB
+def test_a_host_keeps_a_quarter_of_its_memory_where_the_operator_says_nothing() -> None:
+    assert with_host_memory(Settings(), 8 * GIB).limits.memory_committed_max_bytes == 6 * GIB
     said = decode(b"[limits]\nmemory_committed_max_bytes = 1_073_741_824\n")
     assert with_host_memory(said, 8 * GIB).limits.memory_committed_max_bytes == GIB
 
