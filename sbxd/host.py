@@ -37,11 +37,18 @@ def host_memory_bytes() -> int:
 
 def with_host_memory(settings: Settings, memory_bytes: int) -> Settings:
     """The settings with what a host of this memory may promise, where they do not say it: a quarter
-    is kept for the host itself, and for what each environment needs besides its limit."""
+    is kept for the host itself, and for what each environment needs besides its limit. Whoever
+    names no limit is offered half of it at most, so that two find room."""
     if settings.limits.memory_committed_max_bytes is not None:
         return settings
+    committed = memory_bytes - memory_bytes // 4
+    offered = settings.limits.defaults
     limits = msgspec.structs.replace(
-        settings.limits, memory_committed_max_bytes=memory_bytes - memory_bytes // 4
+        settings.limits,
+        memory_committed_max_bytes=committed,
+        defaults=msgspec.structs.replace(
+            offered, memory_bytes=min(offered.memory_bytes, committed // 2)
+        ),
     )
     return msgspec.structs.replace(settings, limits=limits)
 

@@ -76,6 +76,13 @@ def test_a_host_keeps_a_quarter_of_its_memory_where_the_operator_says_nothing() 
     assert with_host_memory(said, 8 * GIB).limits.memory_committed_max_bytes == GIB
 
 
+def test_on_a_small_host_whoever_names_no_limit_is_offered_what_finds_room_twice() -> None:
+    small, large = (with_host_memory(Settings(), size * GIB).limits for size in (2, 64))
+    assert small.memory_committed_max_bytes is not None
+    assert 2 * small.defaults.memory_bytes == small.memory_committed_max_bytes
+    assert large.defaults == DEFAULT_LIMITS
+
+
 def test_production_promises_no_more_than_the_host_has_and_names_both_numbers() -> None:
     said = decode(b"[limits]\nmemory_committed_max_bytes = 4_294_967_296\n")
     (refusal,) = memory_refusals(said, 2 * GIB)
