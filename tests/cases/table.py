@@ -126,6 +126,8 @@ CASES: dict[str, Case] = {
     ),
     "EXP-03": Case("pipes, sockets, devices and directories as the exported file"),
     "EXP-04": Case("a file that is swapped or changed during its export"),
+    "EGR-20": Case("a gateway, the host, a neighbour and its proxy across a guest's link"),
+    "EGR-21": Case("gaining an address on a guest's link: there is none but its loopback"),
     "EGR-22": Case("carrying data out by refusals"),
     "EXP-07": Case("text that is none, or that holds what a reader does not see"),
     "EXP-08": Case("cells that a spreadsheet takes for formulas"),
