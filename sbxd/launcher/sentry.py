@@ -171,7 +171,7 @@ def _build(
             os.open("cgroup.events", os.O_RDONLY | os.O_CLOEXEC, dir_fd=box),
             cgroup.open_or_null(box, "memory.current"),
             os.dup(workspace.mount_fd),
-            os.open(hostpaths.NULL_DEVICE, os.O_RDWR | os.O_CLOEXEC),  # the bridge is the guest's own
+            os.open(hostpaths.NULL_DEVICE, os.O_RDWR | os.O_CLOEXEC),  # the guest has the bridge
             *(os.dup(descriptor) for descriptor in started.leaf),
         ]
     reply = Prepared(
