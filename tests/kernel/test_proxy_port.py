@@ -88,7 +88,7 @@ async def slot_with(
 
 @contextmanager
 def end_of(slot: NamespacesSandbox) -> Iterator[socket.socket]:
-    assert slot.proxy_listener is not None
+    assert isinstance(slot.proxy_listener, int)
     with socket.socket(fileno=os.dup(slot.proxy_listener)) as end:
         yield end
 
