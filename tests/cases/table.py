@@ -118,6 +118,9 @@ CASES: dict[str, Case] = {
         "in the Host of HTTP, it is not seen",
     ),
     "EGR-19": Case("look-alikes, odd labels and lengths of names"),
+    "EGR-20": Case("a gateway, the host, a neighbour and its proxy across a guest's link"),
+    "EGR-21": Case("gaining an address on a guest's link: there is none but its loopback"),
+    "EGR-22": Case("carrying data out by refusals"),
     "EXP-01": Case("a link as the exported file, or on the way to it"),
     "EXP-02": Case(
         "a second name of the exported file",
@@ -127,7 +130,6 @@ CASES: dict[str, Case] = {
     "EXP-03": Case("pipes, sockets, devices and directories as the exported file"),
     "EXP-04": Case("a file that is swapped or changed during its export"),
     "EXP-06": Case("a file that is too large, sparse, growing, or has nearly the name"),
-    "EGR-22": Case("carrying data out by refusals"),
     "EXP-07": Case("text that is none, or that holds what a reader does not see"),
     "EXP-08": Case("cells that a spreadsheet takes for formulas"),
     "EXP-09": Case("text that is costly to look through: one long line, many rows, many quotes"),

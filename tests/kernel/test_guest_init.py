@@ -213,6 +213,10 @@ def test_a_script_without_its_interpreter_is_told_apart(guest: Guest) -> None:
         b"\x0a\0\0\0\0",
         b"\x0b\0\0\0\0",
         b"\x0b\0\0\0\0" + ALLOW_ALL,  # a second filter
+        b"\x14\0\0\0\2",
+        b"\x14\0\0\0\0",  # a port given up that was never bound
+        b"\x14\0\0\0\1x",
+        b"\x15\0\0\0\1",  # a door without its sockets
     ],
 )
 def test_a_frame_that_is_none_ends_process_1(guest: Guest, raw: bytes) -> None:

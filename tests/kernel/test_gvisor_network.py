@@ -166,7 +166,7 @@ print(json.dumps([[each[1:] for each in relays], sorted(set(tried.values())),
         relays, refused, forks, alive = await looked(one, source)
         assert relays == [["10002", "0" * 16]]
         assert "ok" not in refused
-        assert set(refused) <= {"EPERM", "EACCES", "ENOENT"}
+        assert "EPERM" in refused
         assert forks == 63
         assert alive == 403
 

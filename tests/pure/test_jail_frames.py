@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from sbxd.jail import frames
 from sbxd.jail.frames import (
+    Door,
     Exited,
     Filter,
     Frame,
@@ -14,11 +15,13 @@ from sbxd.jail.frames import (
     Limit,
     Park,
     Parked,
+    Port,
     Quiet,
     Ready,
     Run,
     RunFailed,
     Started,
+    Which,
     decode,
     encode,
 )
@@ -37,6 +40,8 @@ legal_frames: st.SearchStrategy[Frame] = st.one_of(
     st.builds(Kill, numbers),
     st.builds(Quiet, numbers),
     st.builds(Limit, numbers),
+    st.builds(Port, st.integers(0, 1)),
+    st.builds(Door, st.sampled_from(Which)),
     st.builds(
         Run,
         numbers,
