@@ -82,8 +82,9 @@ class Evidence(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The kernel's counters of the command's own leaf that a kill reason rests on.
 
     oom_kill: processes the kernel killed for memory. pids_max_events: refused forks (on gVisor as
-    its Sentry tells them). The leaf's counters start at zero with the command. workspace_bytes_left, workspace_inodes_left: the
-    fewest that a reading of the volume has shown; None where it is not read.
+    its Sentry tells them). The leaf's counters start at zero with the command.
+    workspace_bytes_left, workspace_inodes_left: the fewest that a reading of the volume has shown;
+    None where it is not read.
     """
 
     oom_kill: int = 0
