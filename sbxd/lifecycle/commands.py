@@ -39,6 +39,7 @@ from sbxd.policy.bridge import BridgeCaps, no_bridge, turn_is_over
 from sbxd.policy.child_environment import Network, build, encode
 from sbxd.policy.command import validate_command
 from sbxd.policy.containment import resolve
+from sbxd.policy.fork_refusals import refusals_window_seconds
 from sbxd.policy.network import has_both_yeses
 from sbxd.policy.timeouts import EffectiveTimeout, effective_timeout
 from sbxd.port.command import ExecutionCommand, ExecutionResult, KillReason
@@ -97,7 +98,7 @@ async def execute(
             effective_timeout_seconds=timeout.seconds,
             maximum_output_bytes=command.maximum_output_bytes,
             pids_refusals_max=limits.pids_refusals_max,
-            pids_refusals_window_seconds=limits.pids_refusals_window_seconds,
+            pids_refusals_window_seconds=refusals_window_seconds(rules.settings),
             files_changed_max=limits.files_changed_max,
         ),
         budgets=rules.budgets,

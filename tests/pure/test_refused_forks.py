@@ -7,6 +7,7 @@ import struct
 from collections.abc import Iterator
 from contextlib import suppress
 
+import msgspec
 import pytest
 import trio
 from hypothesis import given
@@ -16,6 +17,8 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 from sbxd.launcher.kernel import trace
 from sbxd.mechanism import refused_forks
 from sbxd.mechanism.refused_forks import BadMessage, RefusedForks, refused
+from sbxd.policy.fork_refusals import refusals_window_seconds
+from sbxd.settings import SandboxMechanism, Settings
 
 # As this build of runsc sends them, of `fork`: one refused with EAGAIN, one that made process 7.
 HEADER = struct.pack("<HHI", 8, 3, 0)
@@ -193,3 +196,11 @@ def test_a_connection_is_greeted_and_one_that_never_comes_is_none(tmp_path: obje
     finally:
         os.close(reader)
         os.close(root)
+
+
+def test_on_a_guests_kernel_the_same_number_is_counted_over_a_longer_time() -> None:
+    settings = Settings()
+    assert settings.sandbox is SandboxMechanism.GVISOR
+    assert refusals_window_seconds(settings) == 60
+    other = msgspec.structs.replace(settings, sandbox=SandboxMechanism.NAMESPACES)
+    assert refusals_window_seconds(other) == 10

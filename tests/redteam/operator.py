@@ -28,12 +28,13 @@ def configured(text: str) -> Iterator[None]:
 @contextmanager
 def on_gvisor() -> Iterator[None]:
     """The lane's own configuration, but every command runs on gVisor's kernel; with the longest
-    start budget, and nothing built ahead of a test, since an emulated machine is slow."""
+    start budget, fewer refused forks to a bomb, and nothing built ahead of a test, since an
+    emulated machine is slow."""
     text = CONFIGURATION.read_text()
     for own, other in (
         ('sandbox = "namespaces"', 'sandbox = "gvisor"'),
         ("slots = 2", "slots = 0"),
-        ("[limits]\n", "[limits]\nstart_budget_seconds = 60\n"),
+        ("[limits]\n", "[limits]\nstart_budget_seconds = 60\npids_refusals_max = 100\n"),
     ):
         assert own in text, f"the lane's configuration is another: {own}"
         text = text.replace(own, other)

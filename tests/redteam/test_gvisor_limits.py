@@ -22,12 +22,12 @@ pytestmark = [
 HUNGRY = "head -c 400m /dev/zero | tail -c 400m | wc -c"
 MODEST = "head -c 48m /dev/zero | tail -c 48m | wc -c"
 BOMB = """
-import os
+import os, _thread, time
 os.write(1, b"start")
 while True:
     try:
-        os.fork()
-    except OSError:
+        _thread.start_new_thread(time.sleep, (600,))
+    except RuntimeError:
         pass
 """
 
@@ -75,7 +75,7 @@ async def test_a_bomb_is_ended_with_pids_within_the_hosts_own_limit_and_its_kern
             "python3", "-ISc", BOMB, timeout_seconds=LIMITS.wall_clock_seconds
         )
         assert result.killed_by is KillReason.PIDS, result
-        assert result.evidence.pids_max_events >= 1000
+        assert result.evidence.pids_max_events >= 100
         assert result.stdout.startswith(b"start")
         after = await sh(environment, "cat /tmp/file")
         assert after.stdout == b"here\n", "the host's limit was not what stopped it"

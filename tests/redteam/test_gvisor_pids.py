@@ -51,7 +51,7 @@ time.sleep(1)
 async def test_a_bomb_is_ended_with_pids_and_the_next_command_is_whole(bomb: str) -> None:
     async with live() as environment:
         await environment.run("sh", "-c", "echo here >/tmp/file")
-        result = await environment.python(bomb)
+        result = await environment.python(bomb, timeout_seconds=LIMITS.wall_clock_seconds)
         assert result.killed_by is KillReason.PIDS, result
         assert result.exit_code is None
         assert result.evidence.pids_max_events >= 1000
