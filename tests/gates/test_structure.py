@@ -54,6 +54,7 @@ SLEEPS = frozenset({"time.sleep", "trio.sleep", "trio.sleep_until", "anyio.sleep
 VIRTUAL = frozenset({"trio.sleep", "trio.sleep_until"})
 CLOCKS = frozenset({"autojump_clock", "mock_clock"})
 VIRTUAL_FILES = {
+    "tests/kernel/test_snapshots.py": "its steward's delays; all its tests have a virtual clock",
     "tests/lifecycle/double.py": "the double's delays; only tests with a virtual clock set them",
     "tests/lifecycle/egress_double.py": "as the double's; its tests have a virtual clock",
     "tests/lifecycle/test_faults.py": "a helper of tests that all run on a virtual clock",
