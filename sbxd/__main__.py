@@ -21,6 +21,15 @@ CREDENTIAL_NAME = "service-credential"
 CREDENTIAL_BYTES_MAX = 1024
 
 
+class PriorityPrefix(logging.Formatter):
+    """Each line with the priority that the journal is to give it (sd-daemon(3)); a line in a
+    message cannot choose another."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        urgency = {logging.ERROR: 3, logging.WARNING: 4}.get(record.levelno, 6)
+        return "\n".join(f"<{urgency}>{line}" for line in super().format(record).split("\n"))
+
+
 def main() -> int:
     """Run the daemon; returns its exit status."""
     parser = argparse.ArgumentParser(prog="sbxd", description="Runs untrusted code in sandboxes.")
@@ -32,7 +41,10 @@ def main() -> int:
         help="the configuration (default: %(default)s)",
     )
     arguments = parser.parse_args()
-    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
+    handler = logging.StreamHandler(sys.stderr)
+    if "JOURNAL_STREAM" in os.environ:
+        handler.setFormatter(PriorityPrefix())
+    logging.basicConfig(level=logging.INFO, handlers=[handler])
     log = logging.getLogger("sbxd")
     try:
         settings = load(arguments.config)

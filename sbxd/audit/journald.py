@@ -88,6 +88,16 @@ class JournalSocket:
             self._unread.append(record)
         return True
 
+    async def wait_room(self) -> bool:
+        """Until the queue has room, for at most `wait_seconds`; whether it has. Not while a send
+        waits. At once False while nothing is connected."""
+        if self._socket is None:
+            return False
+        with trio.move_on_after(self.wait_seconds):
+            await trio.lowlevel.wait_writable(self._socket)
+            return True
+        return False
+
     def take_unread(self) -> list[bytes]:
         """What a journal that was replaced may not have read, oldest first, and for the last
         time."""

@@ -234,7 +234,7 @@ class Recorder:
         while not self._spool.is_empty:
             before = self._spool.waiting
             self._drain(REPLAY_BATCH)
-            if self._spool.waiting >= before:
+            if self._spool.waiting >= before and not await self._journal.wait_room():
                 return
             await trio.lowlevel.checkpoint()
         async with self._turn:

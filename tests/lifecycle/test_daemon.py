@@ -1,6 +1,7 @@
 """The daemon as a process: refusals, readiness, an orderly end. With the fake mechanism."""
 
 import json
+import logging
 import os
 import signal
 import socket
@@ -15,7 +16,7 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from sbxd.__main__ import read_credential
+from sbxd.__main__ import PriorityPrefix, read_credential
 from sbxd.client.remote import connect
 from sbxd.daemon import LAUNCHER_SECONDS, CannotStart, read_boot_id
 from sbxd.mechanism.protocol import Inventory
@@ -110,6 +111,19 @@ def test_a_mechanism_that_is_not_built_is_refused_by_name(place: Place, mechanis
         assert process.returncode == 2
         assert f"refusing to start: sandbox = {mechanism}" in told
         assert place.events()[1:] == [f"Startup refused: sandbox={mechanism}"]
+
+
+def test_the_journal_is_told_how_urgent_each_line_is(place: Place) -> None:
+    wrong = 'sandbox = "namespaces"\n'
+    with ended(place.start(wrong, JOURNAL_STREAM="1:2")) as process:
+        _out, told = process.communicate(timeout=SECONDS_MAX)
+    assert told
+    assert all(line.startswith("<3>refusing to start: ") for line in told.splitlines())
+
+
+def test_a_line_in_a_message_has_the_messages_priority() -> None:
+    record = logging.LogRecord("sbxd", logging.WARNING, "", 0, "a\n<0>b", (), None)
+    assert PriorityPrefix().format(record) == "<4>a\n<4><0>b"
 
 
 def test_every_refusal_is_told_at_once(place: Place) -> None:
