@@ -1,13 +1,14 @@
 """Turns the Markdown that the project's documents are written in into the man macros.
 
 It knows headings, paragraphs, fenced code, lists of one level and tables, which come out as
-tagged paragraphs; and in a line code, bold and links. Nothing in a text becomes a request or an
-escape of its own: `escape` sees every character.
+tagged paragraphs; and in a line code, bold and links. Lines that are comments are left out. Nothing
+in a text becomes a request or an escape of its own: `escape` sees every character.
 """
 
 import re
 
 _FENCE = "```"
+_COMMENT = re.compile(r"<!-- .* -->")
 _ITEM = re.compile(r"(- |[0-9]+\. )(.*)")
 _INLINE = re.compile(r"`([^`]+)`|\*\*([^*]+)\*\*|\[([^\]]+)\]\([^)]*\)")
 
@@ -22,7 +23,8 @@ def convert(markdown: str) -> str:
             out.append(inline(" ".join(waiting)))
             waiting.clear()
 
-    lines = iter(_tables_as_rows(markdown.splitlines()))
+    visible = (line for line in markdown.splitlines() if not _COMMENT.fullmatch(line.strip()))
+    lines = iter(_tables_as_rows(list(visible)))
     for line in lines:
         if line.startswith(_FENCE):
             flush()
