@@ -20,7 +20,7 @@ WANTED = {
     "gate.sandbox.escape_denied": ("tests.redteam.test_inside_probes", GVISOR),
     "gate.sandbox.workspace_isolated": ("tests.redteam.test_workspace_isolated", GVISOR),
     "gate.sandbox.no_credential_reaches": ("tests.redteam.test_no_credential", GVISOR),
-    "gate.sandbox.limits_enforced": ("tests.redteam.test_gvisor_limits", QEMU),
+    "gate.sandbox.limits_enforced": ("tests.redteam.test_production", QEMU),
     "gate.sandbox.production_refuses_dev": ("tests.redteam.test_production", QEMU),
 }
 
