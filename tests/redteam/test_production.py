@@ -80,6 +80,7 @@ def test_production_starts_with_gvisor_and_runs_a_command(served: str) -> None:
 
 
 @WHOLE
+@pytest.mark.gate("gate.sandbox.limits_enforced")
 def test_production_limits_are_real(served: str) -> None:
     hungry = ("python3", "-c", "x = bytearray(1 << 30)")
     assert sbxctl("run", "--memory=64M", "--", *hungry).returncode == Exit.MEMORY
