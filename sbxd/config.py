@@ -144,6 +144,7 @@ def startup_refusals(
         *_mechanism_refusals(settings, available_mechanisms),
         *_credential_refusals(settings, credential),
         *_limit_refusals(settings),
+        *_reserve_refusals(settings),
         *_image_refusals(settings.images),
         *_environment_refusals(settings),
         *_egress_refusals(settings),
@@ -237,6 +238,22 @@ def _credential_refusals(settings: Settings, credential: CredentialState) -> lis
             )
         )
     return refusals
+
+
+def _reserve_refusals(settings: Settings) -> list[StartupRefusal]:
+    reserve = settings.reserve
+    if reserve.slots <= reserve.most:
+        return []
+    return [
+        StartupRefusal(
+            settings=(
+                ("reserve.slots", str(reserve.slots)),
+                ("reserve.slots_max", str(reserve.most)),
+            ),
+            detail="more slots are to be kept in any case than there may be at most",
+            fix="Lower reserve.slots or raise reserve.slots_max",
+        )
+    ]
 
 
 def _limit_refusals(settings: Settings) -> list[StartupRefusal]:

@@ -103,10 +103,17 @@ class GvisorSettings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
 
 
 class ReserveSettings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Slots kept prepared for the default image and the default limits."""
+    """The warm pool. slots: kept prepared in any case, for the default image and volume; 0 for no
+    pool at all. slots_max: the most that demand may have prepared, of all kinds together."""
 
     slots: Annotated[int, Meta(ge=0, le=256)] = 4
+    slots_max: Annotated[int, Meta(ge=0, le=256)] | None = None
     age_max_seconds: Annotated[int, Meta(ge=10, le=86_400)] = 3600
+
+    @property
+    def most(self) -> int:
+        """slots_max, or four times `slots` (256 at most) when it is absent."""
+        return min(4 * self.slots, 256) if self.slots_max is None else self.slots_max
 
 
 class ServiceSettings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

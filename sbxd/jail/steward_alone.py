@@ -36,31 +36,46 @@ _NAMESPACES: Final = (
 _SOCK_FILTER_BYTES: Final = 8
 
 
-def launch_steward(plan: StewardPlan, serve: Serve = serve_workspace) -> tuple[int, int]:
-    """Build the steward and wait until it is complete: its pid and pidfd, which the caller owns.
+class Beginning:
+    """A steward that is building itself. The caller closes it; then nothing tells it to go on."""
 
-    Raises JailError; then it is not left.
-    """
+    def __init__(self, pid: int, pidfd: int, gate: Gate) -> None:
+        self.pid = pid
+        self.pidfd = pidfd
+        self._gate = gate
+
+    def finish(self) -> None:
+        """Wait until it is complete. Raises JailError; then it is not left."""
+        try:
+            self._gate.receive_done("steward")
+        except BaseException:
+            with suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
+            with suppress(ChildProcessError, TimeoutError):
+                await_end(self.pidfd)
+            raise
+
+    def close(self) -> None:
+        """Release the descriptors."""
+        self._gate.close()
+        os.close(self.pidfd)
+
+
+def begin_steward(plan: StewardPlan, serve: Serve = serve_workspace) -> Beginning:
+    """Have the steward born and build itself; `finish` it. Raises JailError."""
     program = plan.seccomp_steward
     if not program or len(program) % _SOCK_FILTER_BYTES:
         raise JailError("check_the_plan", errno.EINVAL, "a seccomp program is missing or cut")
     ours, theirs = Gate.pair()
     try:
         pid, pidfd = _clone(plan, ours, theirs, serve)
-        theirs.close()
-        try:
-            ours.send(MAPPED)
-            ours.receive_done("steward")
-        except BaseException:
-            with suppress(ProcessLookupError):
-                signal.pidfd_send_signal(pidfd, signal.SIGKILL)
-            with suppress(ChildProcessError, TimeoutError):
-                await_end(pidfd)
-            os.close(pidfd)
-            raise
-        return pid, pidfd
-    finally:
+        beginning = Beginning(pid, pidfd, ours)
+        ours.send(MAPPED)
+        return beginning
+    except BaseException:
         ours.close()
+        raise
+    finally:
         theirs.close()
 
 

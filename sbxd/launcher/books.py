@@ -113,7 +113,7 @@ class Books:
         environment, prepared = self._live(request.environment_id, Trigger.LEAF)
         if prepared.kernel is not Kernel.HOST:
             raise Illegal("leaf without a Sentry")
-        require_within(prepared.limits, request.limits)
+        require_within(prepared.most, request.limits)
         require_next_leaf(environment.last_leaf, request.number)
         return environment
 
@@ -122,7 +122,7 @@ class Books:
         environment, prepared = self._live(request.environment_id, Trigger.BOOT)
         if prepared.kernel is not Kernel.SENTRY or environment.boot is not None:
             raise Illegal("boot of an environment that has no Sentry, or that boots one")
-        require_within(prepared.limits, request.limits)
+        require_within(prepared.most, request.limits)
         require_next_leaf(environment.last_leaf, request.number)
         return environment
 
@@ -135,7 +135,7 @@ class Books:
     def admit_assign(self, request: Assign) -> Environment:
         """Whether the slot may be handed out with these limits. Raises Illegal."""
         environment, prepared = self._live(request.environment_id, Trigger.ASSIGN)
-        require_within(prepared.limits, request.limits)
+        require_within(prepared.most, request.limits)
         require_volume_within(prepared.volume, request.volume)
         return environment
 

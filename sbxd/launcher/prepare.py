@@ -2,15 +2,16 @@
 
  1 apparmor      the workload's profile is loaded and enforced, where the kernel has AppArmor
  2 uid_block     a durable block of host uids
- 3 volume        the workspace, as a detached mount
- 4 image         the image's root, as a detached read-only mount
- 5 id_maps       both mounts show the block's uids
- 6 scope         a transient scope around an anchor, a process that does nothing
- 7 box           box, box/init, box/steward
- 8 launch        init and the steward are born in their leaves, in namespaces of their own
- 9 ready         init says that construction is complete
-10 anchor        the anchor is killed and reaped: the scope's root holds no process
-11 controllers   cpu, io, memory and pids are handed down, and the box gets its limits
+ 3 anchor        a process that does nothing; PID 1 is asked for a transient scope around it
+ 4 volume        the workspace, as a detached mount
+ 5 image         the image's root, as a detached read-only mount
+ 6 id_maps       both mounts show the block's uids
+ 7 scope         the scope is there (PID 1 made it meanwhile)
+ 8 box           box, box/init, box/steward
+ 9 launch        init and the steward are born in their leaves, in namespaces of their own
+10 ready         init says that construction is complete
+11 controllers   the anchor is killed and reaped, so that the scope's root holds no process; cpu,
+                 io, memory and pids are handed down, and the box gets its limits
 12 verify        what the kernel shows of init, of the steward and of a process that was confined
                  like a command (`canary`) is what was asked for
 13 leaf          exec-1 with the specification's limits
@@ -24,7 +25,7 @@ import os
 import select
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 
 from sbxd.jail import construct, frames, landlock, syscalls
@@ -76,6 +77,11 @@ def _build(request: Prepare, filters: Filters, steps: Steps, held: ExitStack) ->
         seccomp_workload = filters.of_profile(request.seccomp_profile)
     with steps.step("uid_block"):
         ids = uids.allocate(environment_id)
+    with steps.step("anchor"):
+        # It is also what the workspace's map is made with.
+        anchor = mounts.fork_holder(ids.map_lines())
+        held.callback(os.close, anchor.user_namespace)
+        wait_scope = begin_scope(request, anchor.pid, request.most, held)
     with steps.step("volume"):
         workspace = volume.create(environment_id, request.volume)
         held.callback(os.close, workspace.mount_fd)
@@ -83,14 +89,11 @@ def _build(request: Prepare, filters: Filters, steps: Steps, held: ExitStack) ->
         image = images.mount(request.image_digest)
         held.callback(os.close, image)
     with steps.step("id_maps"):
-        # The anchor of the scope below is also what the workspace's map is made with.
-        anchor = mounts.fork_holder(ids.map_lines())
-        held.callback(os.close, anchor.user_namespace)
         mounts.id_map(workspace.mount_fd, anchor.user_namespace)
         with suppress_unsupported():
             id_map(image, [(uids.IMAGE_BASE + i, ids.outer(i), 1) for i in INNER_IDS])
     with steps.step("scope"):
-        start_scope(request, anchor.pid, request.limits)
+        wait_scope()
     with steps.step("box"):
         scope = cgroup.open_directory(hostpaths.scope_directory(environment_id))
         held.callback(os.close, scope)
@@ -132,9 +135,8 @@ def _build(request: Prepare, filters: Filters, steps: Steps, held: ExitStack) ->
         steward_theirs.close()
     with steps.step("ready"):
         _await_ready(init_ours, launched)
-    with steps.step("anchor"):
-        anchor.end()
     with steps.step("controllers"):
+        anchor.end()
         controllers = cgroup.controllers_of(scope)
         cgroup.enable(scope, controllers)
         cgroup.apply(box, cgroup.box_limits(request.limits), controllers)
@@ -203,14 +205,17 @@ def id_map(mount: int, lines: list[mounts.MapLine]) -> None:
         os.close(namespace)
 
 
-def start_scope(request: Prepare, anchor: int, limits: CgroupLimits) -> None:
-    """Have PID 1 put a scope around the anchor. limits: of the leaf. Raises OSError."""
+def begin_scope(
+    request: Prepare, anchor: int, limits: CgroupLimits, held: ExitStack
+) -> Callable[[], None]:
+    """Have PID 1 put a scope around the anchor; what is returned waits until it has. limits: the
+    most that the environment can ever have. Both raise OSError."""
     properties = systemd.scope_properties(
         request.environment_id, anchor, limits, request.back_stop_seconds
     )
-    with systemd.connect() as manager:
-        job = manager.start_scope(hostpaths.scope_name(request.environment_id), properties)
-        manager.wait_job(job, time.monotonic() + SCOPE_SECONDS)
+    manager = held.enter_context(systemd.connect())
+    job = manager.start_scope(hostpaths.scope_name(request.environment_id), properties)
+    return lambda: manager.wait_job(job, time.monotonic() + SCOPE_SECONDS)
 
 
 def _make_box(scope: int, held: ExitStack) -> tuple[int, int, int]:

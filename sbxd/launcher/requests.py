@@ -61,7 +61,8 @@ class Prepare(LauncherMessage, frozen=True, tag="prepare", kw_only=True):
     that of the Sentry). runsc_sha256: refuse another runsc than this one.
 
     back_stop_seconds becomes RuntimeMaxSec of the scope. limits are the box's and the first
-    leaf's until Assign says otherwise; io is the box's for good. seccomp_profile names what binds
+    leaf's until Assign says otherwise, within ceilings, which are the scope's for good (limits,
+    when absent); io is the box's for good. seccomp_profile names what binds
     the commands; each that the launcher has is at least as strong as the shipped one. Answered by
     Prepared with descriptors `PREPARED_DESCRIPTORS`, followed by those of leaf 1
     (`LEAF_DESCRIPTORS`), followed, when network is PROXY_PORT, by `PROXY_DESCRIPTORS`.
@@ -77,7 +78,15 @@ class Prepare(LauncherMessage, frozen=True, tag="prepare", kw_only=True):
     runsc_sha256: Sha256Field | None = None
     network: NetworkShape = NetworkShape.NONE
     io: IoCeilings = IoCeilings()
+    ceilings: CgroupLimits | None = None
 
+    @property
+    def most(self) -> CgroupLimits:
+        """What the environment can be handed out with at most."""
+        return self.ceilings or self.limits
+
+
+VOLUME_QUOTA = "quota"  # Prepared.volume_kind of a volume whose size can still be lowered
 
 PREPARED_DESCRIPTORS = (
     "init_channel",  # SOCK_SEQPACKET, sbxd.jail.frames

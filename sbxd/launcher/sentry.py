@@ -3,12 +3,13 @@ specification.
 
  1 runsc         the program is the one that was found when the launcher started
  2 uid_block     a durable block of host uids
- 3 volume        the workspace, as a detached mount
- 4 image         the image's root, as a detached read-only mount
- 5 id_maps       both mounts show the block's uids
- 6 scope         a transient scope around an anchor, a process that does nothing
- 7 box           box, box/steward
- 8 steward       the steward is born in its leaf: the scope would not outlive its anchor empty
+ 3 anchor        a process that does nothing; PID 1 is asked for a transient scope around it
+ 4 volume        the workspace, as a detached mount
+ 5 image         the image's root, as a detached read-only mount
+ 6 id_maps       both mounts show the block's uids
+ 7 scope         the scope is there (PID 1 made it meanwhile)
+ 8 steward       box, box/steward; the steward is born in its leaf, since the scope would not
+                 outlive its anchor empty, and builds itself while the Sentry boots
  9 controllers   the anchor ends; cpu, memory and pids are handed down, the box gets its limits
 10 leaf          exec-1 with the specification's limits and what a Sentry needs besides
 11 boot          runsc is born in it, and starts the Sentry and its gofer
@@ -17,6 +18,7 @@ specification.
 13 canary        a program of the image is started, confined and ended like a command; it also warms
                  what the guest's kernel keeps of the image, so that no tenant waits for it
 14 verify        what the kernel shows of Sentry, gofer and steward is what was asked for
+15 warm_up       in a slot that nobody waits for yet: see `sbxd.launcher.warm_up`
 
 `boot` repeats 10 to 14 on the same volume, when a Sentry has ended with a command.
 
@@ -33,7 +35,7 @@ from typing import NamedTuple
 
 from sbxd.jail import frames
 from sbxd.jail.plan import SENTRY_INNER_IDS, IdBlock, StewardPlan
-from sbxd.jail.steward_alone import launch_steward
+from sbxd.jail.steward_alone import begin_steward
 from sbxd.launcher import prepare
 from sbxd.launcher.filters import Filters
 from sbxd.launcher.helpers import Outcome, Report
@@ -52,10 +54,11 @@ from sbxd.launcher.kernel.runsc import Runsc, Unusable
 from sbxd.launcher.requests import VERIFY, Boot, Booted, CgroupLimits, Kernel, Prepare, Prepared
 from sbxd.launcher.steps import StepFailed, Steps
 from sbxd.launcher.verify import Process, verify_process, verify_sentry
+from sbxd.launcher.warm_up import warm_up
 from sbxd.port.network import NetworkShape
 
 CANARY = (b"true",)
-CANARY_PATH = b"/usr/bin:/bin"
+CANARY_PATH = b"/usr/local/bin:/usr/bin:/bin"
 CANARY_SECONDS = 15.0
 
 
@@ -113,22 +116,25 @@ def _build(
         seccomp = filters.of_profile(request.seccomp_profile)
     with steps.step("uid_block"):
         ids = sentry_ids(uids.allocate(environment_id).base)
+    limits = cgroup.kernel_limits(request.limits, Kernel.SENTRY)
+    with steps.step("anchor"):
+        anchor = mounts.fork_holder(ids.map_lines())
+        held.callback(os.close, anchor.user_namespace)
+        most = cgroup.kernel_limits(request.most, Kernel.SENTRY)
+        wait_scope = prepare.begin_scope(request, anchor.pid, most, held)
     with steps.step("volume"):
         workspace = volume.create(environment_id, request.volume)
         held.callback(os.close, workspace.mount_fd)
     with steps.step("image"):
         image = _image(request.image_digest, held)
     with steps.step("id_maps"):
-        anchor = mounts.fork_holder(ids.map_lines())
-        held.callback(os.close, anchor.user_namespace)
         mounts.id_map(workspace.mount_fd, anchor.user_namespace)
         _map_image(image, ids)
         copies = mount_copies.copy(workspace.mount_fd, 2)
         for copied in copies:
             held.callback(os.close, copied)
-    limits = cgroup.kernel_limits(request.limits, Kernel.SENTRY)
     with steps.step("scope"):
-        prepare.start_scope(request, anchor.pid, limits)
+        wait_scope()
     with steps.step("box"):
         scope = cgroup.open_directory(hostpaths.scope_directory(environment_id))
         held.callback(os.close, scope)
@@ -146,8 +152,8 @@ def _build(
             steward_channel_fd=steward_theirs.fileno(),
             seccomp_steward=filters.steward,
         )
-        steward_pid, steward_pidfd = launch_steward(plan)
-        held.callback(os.close, steward_pidfd)
+        steward = begin_steward(plan)
+        held.callback(steward.close)
         steward_theirs.close()
     with steps.step("controllers"):
         anchor.end()
@@ -158,15 +164,20 @@ def _build(
         cgroup.enable(box, controllers)
     ground = Ground(environment_id, ids, box, image, copies[1], program_fd, seccomp)
     started = _start(ground, 1, request.limits, steps, held)
+    with steps.step("steward_ready"):
+        steward.finish()
     with steps.step(VERIFY):
         path = hostpaths.cgroup_path(environment_id, Process.STEWARD.value)
-        verify_process(steward_pid, ids, path, Process.STEWARD)
+        verify_process(steward.pid, ids, path, Process.STEWARD)
+    if request.ceilings is not None:
+        with steps.step("warm_up"):
+            warm_up(started.channel, CANARY_PATH)
     with steps.step("descriptors"):
         descriptors = [
             os.dup(started.channel.fileno()),
             os.dup(steward_ours.fileno()),
             os.dup(started.pidfd),
-            os.dup(steward_pidfd),
+            os.dup(steward.pidfd),
             os.open("cgroup.kill", os.O_WRONLY | os.O_CLOEXEC, dir_fd=box),
             os.open("cgroup.events", os.O_RDONLY | os.O_CLOEXEC, dir_fd=box),
             cgroup.open_or_null(box, "memory.current"),
@@ -182,7 +193,7 @@ def _build(
         unenforced=(*cgroup.unenforced(controllers), *unlimited),
         steps=steps.done,
     )
-    report = Report(reply=reply, init_pid=started.pid, steward_pid=steward_pid, uid_base=ids.base)
+    report = Report(reply=reply, init_pid=started.pid, steward_pid=steward.pid, uid_base=ids.base)
     return Outcome(report, descriptors)
 
 

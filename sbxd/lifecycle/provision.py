@@ -107,6 +107,7 @@ class Provisioner:
                 except EpochTooLow:
                     self._return_untouched(slot, age_ends_at)
                     raise
+                self._registry.reserve.handed_out(slot)
                 self._supersede(slot)
             else:
                 await self._build_for(slot, tenancy)
@@ -190,6 +191,7 @@ class Provisioner:
         """Build an environment for a run that the reserve has nothing for."""
         await self._registry.begin(slot, tenancy)
         self._supersede(slot)
+        self._registry.reserve.missed(slot.profile)
         await slot.prepared.wait()
         if slot.preparation_failure is not None:
             raise slot.preparation_failure

@@ -26,7 +26,7 @@ from sbxd.lifecycle.journal import JournalUnwritable, Tenancy
 from sbxd.lifecycle.machine import HANDED_OUT, State
 from sbxd.lifecycle.ownership import Standing, judge
 from sbxd.lifecycle.reaper import Reaper, Tenure
-from sbxd.lifecycle.reserve import Reserve
+from sbxd.lifecycle.reserve import Bounds, Reserve
 from sbxd.lifecycle.shares import Shares
 from sbxd.lifecycle.supervisor import Parts, Supervisor
 from sbxd.mechanism.protocol import SlotProfile
@@ -41,7 +41,7 @@ from sbxd.port.errors import (
     StaleLease,
 )
 from sbxd.port.ids import EnvironmentId
-from sbxd.settings import ReserveSettings, Settings
+from sbxd.settings import Settings
 
 # Handles that a higher epoch, or an overrun budget, ended are told so for as long as they are among
 # the latest.
@@ -77,8 +77,9 @@ def back_stop_seconds(settings: Settings) -> int:
 
 
 def reserve_profile(settings: Settings, known_images: Collection[str]) -> SlotProfile | None:
-    """What the reserve prepares: the default image with the default limits, and the
-    proxy's port where the operator lists destinations; None without an image."""
+    """What the reserve prepares in any case: the default image with the default limits, which may
+    be raised to the ceilings, and the proxy's port where the operator lists destinations; None
+    without an image."""
     digest = default_image(settings.images, known_images)
     if digest is None or digest not in known_images or settings.reserve.slots == 0:
         return None
@@ -86,6 +87,7 @@ def reserve_profile(settings: Settings, known_images: Collection[str]) -> SlotPr
         image_digest=digest,
         limits=settings.limits.defaults,
         network=network_shape(settings.egress),
+        ceilings=settings.limits.ceilings,
     )
 
 
@@ -112,10 +114,12 @@ class Registry:
             self._tenures, self._end, grace_seconds=settings.service.orphan_grace_seconds
         )
         self.shares = Shares(parts.mechanism, self._claims, self._table.__contains__)
-        reserve: ReserveSettings = settings.reserve
         self.reserve = Reserve(
             lambda: reserve_profile(settings, known_images()),
-            reserve.slots,
+            Bounds(settings.reserve.slots, settings.reserve.most),
+            mechanism=parts.mechanism.name,
+            limits=settings.limits,
+            is_known=lambda digest: digest in known_images(),
             build=self._build_slot,
             is_busy=lambda: self._requests > 0,
         )

@@ -40,9 +40,13 @@ class GuestClient(InitClient):
         await self._send(frames.Limit(processes_max), [])
 
     def kill_nowait(self, number: int) -> bool:
-        """Ask for the end of every process; False when it cannot be asked now."""
+        """Ask for the end of every process; False when it cannot be asked now. Not asked is a guest
+        that has told the exit: it kills the rest by itself, and says QUIET unasked."""
         if self.is_lost:
             return False
+        state = self._numbers.get(number)
+        if state is not None and state.wait_status is not None:
+            return True
         try:
             raw = frames.encode(frames.Kill(number))
             sent = self._socket.fileno() >= 0 and _send_nowait(self._socket, raw)

@@ -99,6 +99,7 @@ class GvisorSandbox(NamespacesSandbox):
         """Start listening to the first Sentry. Raises MechanismError."""
         self._booted = trio.Event()
         self._tasks = await self._nursery.start(self._live)
+        self._tasks.start_soon(self._snapshots.take_ahead)
         leaf, self._first_leaf = self._first_leaf, None
         assert leaf is not None
         assert isinstance(self._init, GuestClient)
@@ -138,13 +139,17 @@ class GvisorSandbox(NamespacesSandbox):
     # --- commands -----------------------------------------------------------------------------
 
     async def start(self, command: CommandSpec) -> RunningCommand:
-        """Snapshot the workspace and start one command.
+        """Know what the workspace is like and start one command.
 
         Raises CommandNotStarted, SandboxLost, WorkspaceChanged, MechanismError. Cancellation:
         what was started is killed with its Sentry.
         """
-        self._volume.check(await self._steward.snapshot())
-        sentry = await self._next_sentry()
+        try:
+            await self._snapshots.before_command()
+            sentry = await self._next_sentry()
+        except BaseException:
+            self._snapshots.command_over()
+            raise
         self._number += 1
         running = GvisorCommand(self, sentry, self._number, command.stdin)
         self._running = running
@@ -174,6 +179,9 @@ class GvisorSandbox(NamespacesSandbox):
     def command_over(self, sentry: Sentry) -> None:
         """Of the command nothing is left. A Sentry that ended with it is replaced."""
         self._running = None
+        self._snapshots.command_over()
+        if not self._released and self._tasks is not None:
+            self._tasks.start_soon(self._snapshots.take_ahead)
         if self._released or self._client.is_lost or self._tasks is None:
             sentry.close()
         elif sentry.is_gone:

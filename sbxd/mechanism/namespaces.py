@@ -90,6 +90,9 @@ class NamespacesMechanism:
                         seccomp_profile=self._seccomp_profile,
                         network=profile.network,
                         io=self._io,
+                        ceilings=None
+                        if profile.ceilings is None
+                        else cgroup_limits(profile.ceilings),
                     )
                 )
             ) as answer:

@@ -22,6 +22,7 @@ from sbxd.launcher.requests import (
     PREPARED_DESCRIPTORS,
     PROXY_DESCRIPTORS,
     STOP_PROOF,
+    VOLUME_QUOTA,
     Assign,
     CgroupLimits,
     Destroy,
@@ -47,10 +48,12 @@ from sbxd.mechanism.protocol import (
     SandboxLost,
     SlotProfile,
     StartFailure,
+    VolumeBinding,
     VolumeReading,
 )
 from sbxd.mechanism.proxy_port import ProxyPort
 from sbxd.mechanism.running import NamespacesCommand, Streams
+from sbxd.mechanism.snapshots import Snapshots
 from sbxd.mechanism.steward_client import StewardClient
 from sbxd.mechanism.volume import Volume
 from sbxd.policy.child_environment import IMAGE_PATH
@@ -131,6 +134,11 @@ class NamespacesSandbox:
         self.profile = profile
         self.scope = prepared.scope
         self.unenforced_limits = prepared.unenforced
+        self.volume_binding = (
+            VolumeBinding.AT_HAND_OUT
+            if prepared.volume_kind == VOLUME_QUOTA
+            else VolumeBinding.AT_BUILD
+        )
         self.steps = prepared.steps
         self._client = client
         self._nursery = nursery
@@ -152,6 +160,7 @@ class NamespacesSandbox:
         self._init = self._client_of(self._init_socket)
         self._steward_stream = trio.SocketStream(socket_of(fds["steward_channel"]))
         self._steward = StewardClient(self._steward_stream)
+        self._snapshots = Snapshots(self._steward, self._volume)
         self._lost = trio.Event()
         self._wanted = trio.Event()
         self._lost_part = "init"
@@ -172,6 +181,7 @@ class NamespacesSandbox:
         """Start listening to init and park the first child. Raises MechanismError."""
         self._proxy.check()
         self._tasks = await self._nursery.start(self._live)
+        self._tasks.start_soon(self._snapshots.take_ahead)
         leaf, self._first_leaf = self._first_leaf, None
         assert leaf is not None
         await self._park(leaf)
@@ -280,13 +290,17 @@ class NamespacesSandbox:
     # --- commands -----------------------------------------------------------------------------
 
     async def start(self, command: CommandSpec) -> RunningCommand:
-        """Snapshot the workspace and start one command in the leaf that waits.
+        """Know what the workspace is like and start one command in the leaf that waits.
 
         Raises CommandNotStarted, SandboxLost, WorkspaceChanged, MechanismError. Cancellation:
         what was started is killed with its leaf.
         """
-        self._volume.check(await self._steward.snapshot())
-        leaf = await self._next_leaf()
+        try:
+            await self._snapshots.before_command()
+            leaf = await self._next_leaf()
+        except BaseException:
+            self._snapshots.command_over()
+            raise
         running: NamespacesCommand | None = None
         streams: Streams | None = None
         try:
@@ -356,11 +370,13 @@ class NamespacesSandbox:
                 ahead.close()
 
     def _give_back(self, leaf: Leaf) -> None:
+        self._snapshots.command_over()
         if self._released or self._client.is_lost or self._tasks is None:
             leaf.close()
         else:
             # Not sooner: init makes the next process, and it reports this one's end.
             self._wanted = trio.Event()
+            self._tasks.start_soon(self._snapshots.take_ahead)
             self._tasks.start_soon(self._make_next_leaf, leaf.number + 1)
             self._tasks.start_soon(self._drop_leaf, leaf)
 
@@ -405,7 +421,8 @@ class NamespacesSandbox:
 
     async def write(self, path: bytes, size_bytes: int, data: AsyncIterator[bytes]) -> None:
         """Create or replace one file atomically."""
-        await self._steward.write(path, size_bytes, data)
+        with self._snapshots.writing():
+            await self._steward.write(path, size_bytes, data)
 
     async def listdir(self, path: bytes) -> Sequence[FileChange]:
         """The entries of one directory."""

@@ -63,11 +63,23 @@ class CommandNotStarted(Exception):
 
 @dataclass(frozen=True)
 class SlotProfile:
-    """What a reserve slot is made for. Slots of one profile are interchangeable."""
+    """What a slot is made for. Slots of one profile are interchangeable.
+
+    ceilings: the most processor, memory and processes that the slot can be handed out with; None
+    for its own limits.
+    """
 
     image_digest: str
     limits: ResourceLimits
     network: NetworkShape = NetworkShape.NONE
+    ceilings: ResourceLimits | None = None
+
+
+class VolumeBinding(StrEnum):
+    """When a volume gets its size: for good when it is built, or at the hand-out (a quota)."""
+
+    AT_BUILD = "AT_BUILD"
+    AT_HAND_OUT = "AT_HAND_OUT"
 
 
 @dataclass(frozen=True)
@@ -210,6 +222,9 @@ class Sandbox(Protocol):
 
     @property
     def unenforced_limits(self) -> tuple[str, ...]: ...
+
+    @property
+    def volume_binding(self) -> VolumeBinding: ...
 
     async def assign(self, limits: ResourceLimits) -> None:
         """Give the slot to an environment with these limits. Raises MechanismError."""

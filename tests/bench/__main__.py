@@ -18,7 +18,7 @@ import msgspec
 import trio
 
 from sbxd.port.errors import PortError
-from tests.bench import chaos, kill, load, memory, roundtrip, soak
+from tests.bench import canaries, chaos, kill, load, memory, queueing, roundtrip, soak, template
 from tests.bench.daemon import Daemon, FreshSandbox, Profile, daemon_here, live_sandbox, worker
 from tests.bench.machine import machine
 from tests.bench.peers import PROGRAMS, Peers, Tool, peers_on
@@ -34,6 +34,8 @@ LANE_IMAGE = Path("/var/cache/sbxd-lab/image.tar")
 IDLE_COUNT = 20
 FILES = 10_000
 FAULT_POINTS = 224
+CANARIES = 1000
+REQUESTS = 60
 
 GVISOR = "gvisor"
 
@@ -49,8 +51,8 @@ class Scale:
     peer_load_seconds: float
 
 
-FULL = Scale(rounds=100, exec_rounds=200, pings=2000, load_seconds=60, peer_load_seconds=10)
-QUICK = Scale(rounds=8, exec_rounds=20, pings=300, load_seconds=5, peer_load_seconds=2)
+FULL = Scale(rounds=100, exec_rounds=200, pings=2000, load_seconds=20, peer_load_seconds=6)
+QUICK = Scale(rounds=8, exec_rounds=20, pings=300, load_seconds=3, peer_load_seconds=1)
 
 
 @dataclass
@@ -94,6 +96,8 @@ class Run:
         if self.mechanism == GVISOR:
             operations += [peers.runsc(program) for program in programs]
         async with AsyncExitStack() as stack:
+            if self.mechanism == GVISOR:
+                operations += stack.enter_context(template.templates(peers))
             if daemon is not None:
                 remote = await stack.enter_async_context(worker())
                 operations += [
@@ -137,18 +141,26 @@ class Run:
         )
 
     async def together(self, daemon: Daemon | None) -> None:
-        """Ten at a time."""
+        """1, 8 and 32 at a time."""
         scale = self.scale
-        for peer in (self.peers.bare("true"), self.peers.bwrap("true"), self.peers.crun("true")):
-            _say(f"{peer.tool}, {load.AT_ONCE} at a time")
-            self.throughput.append(await load.commands(peer, seconds=scale.peer_load_seconds))
-        if daemon is not None:
-            for profile, seconds in (
-                (Profile.RESERVE, scale.load_seconds),
-                (Profile.COLD, scale.peer_load_seconds),
-            ):
-                _say(f"{profile}, {load.AT_ONCE} at a time")
-                self.throughput.append(await load.sandboxes(daemon, profile, seconds=seconds))
+        peers = [self.peers.bare("true"), self.peers.bwrap("true"), self.peers.crun("true")]
+        if self.mechanism == GVISOR:
+            peers.append(self.peers.runsc("true"))
+        for at_once in load.AT_ONCE:
+            for peer in peers:
+                _say(f"{peer.tool}, {at_once} at a time")
+                seconds = scale.peer_load_seconds
+                found = await load.commands(peer, seconds=seconds, at_once=at_once)
+                self.throughput.append(found)
+            if daemon is not None:
+                for profile, seconds in (
+                    (Profile.RESERVE, scale.load_seconds),
+                    (Profile.COLD, scale.peer_load_seconds),
+                ):
+                    _say(f"{profile}, {at_once} at a time")
+                    self.throughput.append(
+                        await load.sandboxes(daemon, profile, seconds=seconds, at_once=at_once)
+                    )
 
     async def remember(self, daemon: Daemon | None) -> None:
         """Memory, which comes first since the daemon's grows with use."""
@@ -157,6 +169,8 @@ class Run:
             self.services = await memory.services(daemon)
             self.idle.append(await memory.idle_sandboxes(daemon, IDLE_COUNT))
         self.idle.append(await memory.idle_bwraps(self.peers, IDLE_COUNT))
+        if self.mechanism == GVISOR:
+            self.idle.append(await memory.idle_runscs(self.peers, IDLE_COUNT))
 
 
 async def measure(run: Run, image: Path | None, only: frozenset[str]) -> None:
@@ -208,6 +222,38 @@ def soaked(options: argparse.Namespace, image: Path | None) -> int:
     if options.json is not None:
         options.json.write_bytes(msgspec.json.format(msgspec.json.encode(found)))
     return 0 if found.sound else 1
+
+
+async def find_canaries(options: argparse.Namespace, image: Path | None) -> canaries.CanaryRun:
+    """Raises OperationFailed, the port's errors."""
+    async with daemon_here(image) as daemon:
+        return await canaries.canaries(daemon, options.canaries, options.within)
+
+
+async def queue(options: argparse.Namespace, image: Path | None, seed: int) -> queueing.Queueing:
+    """Raises OperationFailed, the port's errors."""
+    async with daemon_here(image) as daemon:
+        return await queueing.queueing(daemon, seed, options.queueing)
+
+
+def pooled(options: argparse.Namespace, image: Path | None, seed: int) -> int:
+    """Canaries or the queue, and the report; the exit status."""
+    lines: list[str] = []
+    found: canaries.CanaryRun | queueing.Queueing | None = None
+    is_good = False
+    try:
+        if options.canaries is not None:
+            found = run = trio.run(find_canaries, options, image)
+            lines, is_good = [*canaries.render(run)], run.sound
+        else:
+            found = queued = trio.run(queue, options, image, seed)
+            lines, is_good = [*queueing.render(queued)], queued.agrees
+    except* (PortError, OperationFailed) as group:
+        lines = [f"failed: {error}" for error in leaves(group)]
+    sys.stdout.write("\n".join(lines) + "\n")
+    if options.json is not None and found is not None:
+        options.json.write_bytes(msgspec.json.format(msgspec.json.encode(found)))
+    return 0 if is_good else 1
 
 
 async def endure_chaos(options: argparse.Namespace, image: Path | None, seed: int) -> chaos.Chaos:
@@ -264,7 +310,11 @@ def arguments(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--soak", type=int, metavar="CYCLES", help="that many cycles, nothing else")
     parser.add_argument("--at-once", type=int, default=32, help="cycles at a time of a soak")
     parser.add_argument(
-        "--within", type=float, default=math.inf, metavar="SECONDS", help="end a soak early"
+        "--within",
+        type=float,
+        default=math.inf,
+        metavar="SECONDS",
+        help="end a soak or canaries early",
     )
     parser.add_argument(
         "--chaos",
@@ -282,6 +332,22 @@ def arguments(argv: Sequence[str]) -> argparse.Namespace:
         metavar="POINTS",
         help=f"SIGKILL at so many instants, nothing else (default: {FAULT_POINTS})",
     )
+    parser.add_argument(
+        "--canaries",
+        type=int,
+        nargs="?",
+        const=CANARIES,
+        metavar="HAND_OUTS",
+        help=f"hand-outs of the pool with planted canaries, nothing else (default: {CANARIES})",
+    )
+    parser.add_argument(
+        "--queueing",
+        type=int,
+        nargs="?",
+        const=REQUESTS,
+        metavar="REQUESTS",
+        help=f"the pool simulated and with so many requests at each load (default: {REQUESTS})",
+    )
     return parser.parse_args(argv)
 
 
@@ -295,6 +361,8 @@ def main(argv: Sequence[str]) -> int:
     image = options.image or (LANE_IMAGE if LANE_IMAGE.exists() else None)
     if options.chaos is not None or options.faults is not None:
         return attacked(options, image, seed)
+    if options.canaries is not None or options.queueing is not None:
+        return pooled(options, image, seed)
     if options.soak is not None:
         return soaked(options, image)
     here = machine()
@@ -311,7 +379,7 @@ def main(argv: Sequence[str]) -> int:
         services=run.services,
         idle=tuple(run.idle),
         refill=summarise(run.refill_ms, failures=0),
-        targets=judge(run.groups, run.throughput, run.idle, run.services),
+        targets=judge(run.groups, run.throughput, run.idle, run.services, run.mechanism),
         broken=tuple(run.broken),
     )
     sys.stdout.write(render(results, Detail.PROFILE if options.profile else Detail.RESULTS))

@@ -54,14 +54,14 @@ class Daemon:
     limits: ResourceLimits
     refill_ms: list[float] = field(default_factory=list)
 
-    def specification(self, profile: Profile) -> EnvironmentSpec:
+    def specification(self, profile: Profile, run: str | None = None) -> EnvironmentSpec:
         """Under a run of its own."""
         limits = self.limits
         if profile is Profile.COLD:
             limits = msgspec.structs.replace(limits, workspace_bytes=96 * MIB, inodes_max=20_000)
         return EnvironmentSpec(
             tenant_id=TenantId("bench"),
-            run_id=RunId(f"bench-{secrets.token_hex(6)}"),
+            run_id=RunId(run or f"bench-{secrets.token_hex(6)}"),
             lease_epoch=1,
             image_digest=self.image,
             limits=limits,

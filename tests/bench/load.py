@@ -1,4 +1,5 @@
-"""How many a second, with ten at a time: each worker makes the next as soon as its last is gone.
+"""How many a second, with 1, 8 and 32 at a time: each worker makes the next as soon as its last is
+gone.
 
 Beside the rate, which other work on the machine lowers, the CPU time of one cycle is measured, by
 the cgroups of those who work for it: what it allows at most does not depend on who else runs.
@@ -18,7 +19,7 @@ from tests.bench.peers import Peer
 from tests.bench.samples import Mark, Marks, OperationFailed, Summary, summarise
 from tests.bench.spawn import elapsed_ms
 
-AT_ONCE = 10
+AT_ONCE = (1, 8, 32)
 FAILURES_MAX = 20
 
 Cycle = Callable[[], Awaitable[Marks]]
@@ -63,8 +64,10 @@ def cpu_ms() -> dict[str, float]:
     return found
 
 
-async def sandboxes(daemon: Daemon, profile: Profile, *, seconds: float) -> Throughput:
-    """Fresh sandboxes, each of the ten workers over a connection of its own."""
+async def sandboxes(
+    daemon: Daemon, profile: Profile, *, seconds: float, at_once: int
+) -> Throughput:
+    """Fresh sandboxes, each of so many workers over a connection of its own."""
     await daemon.wait_reserve_full()
     tally = _Tally()
 
@@ -82,15 +85,15 @@ async def sandboxes(daemon: Daemon, profile: Profile, *, seconds: float) -> Thro
             await _repeat(cycle, tally, ends_at)
 
     before = cpu_ms()
-    found = await _together(profile, one_worker, tally, seconds)
+    found = await _together(profile, one_worker, tally, seconds, at_once)
     spent = {name: used - before[name] for name, used in cpu_ms().items()}
     return msgspec.structs.replace(
         found, cpu_ms={name: used / max(found.done, 1) for name, used in spent.items()}
     )
 
 
-async def commands(peer: Peer, *, seconds: float) -> Throughput:
-    """A peer's command line, from ten threads."""
+async def commands(peer: Peer, *, seconds: float, at_once: int) -> Throughput:
+    """A peer's command line, from so many threads."""
     tally = _Tally()
 
     async def one_worker(ends_at: float) -> None:
@@ -99,7 +102,7 @@ async def commands(peer: Peer, *, seconds: float) -> Throughput:
 
         await _repeat(cycle, tally, ends_at)
 
-    return await _together(peer.tool, one_worker, tally, seconds)
+    return await _together(peer.tool, one_worker, tally, seconds, at_once)
 
 
 async def _repeat(cycle: Cycle, tally: _Tally, ends_at: float) -> None:
@@ -116,18 +119,22 @@ async def _repeat(cycle: Cycle, tally: _Tally, ends_at: float) -> None:
 
 
 async def _together(
-    tool: str, one_worker: Callable[[float], Awaitable[None]], tally: _Tally, seconds: float
+    tool: str,
+    one_worker: Callable[[float], Awaitable[None]],
+    tally: _Tally,
+    seconds: float,
+    at_once: int,
 ) -> Throughput:
     begun_ns = time.perf_counter_ns()
     ends_at = trio.current_time() + seconds
     async with trio.open_nursery() as nursery:
-        for _ in range(AT_ONCE):
+        for _ in range(at_once):
             nursery.start_soon(one_worker, ends_at)
     took = elapsed_ms(begun_ns) / 1000
     summaries = {mark: summarise(v, failures=0) for mark, v in tally.values.items()}
     return Throughput(
         tool=tool,
-        at_once=AT_ONCE,
+        at_once=at_once,
         seconds=took,
         done=len(tally.cycles),
         per_second=len(tally.cycles) / took,

@@ -18,7 +18,7 @@ from msgspec import Struct
 from sbxd.port.environment import EnvironmentHandle
 from sbxd.port.errors import PortError
 from tests.bench.daemon import Daemon, Profile, check, command, worker
-from tests.bench.peers import PROGRAMS, Peers
+from tests.bench.peers import PROGRAMS, Peers, Tool
 from tests.bench.samples import OperationFailed
 from tests.bench.spawn import ENVIRONMENT, must
 
@@ -183,6 +183,36 @@ async def idle_bwraps(peers: Peers, count: int) -> IdleMemory:
     up, down = await _around(lambda: _commands(argv, count, pids), read, count)
     return IdleMemory(
         tool="bwrap",
+        count=count,
+        processes=processes / count,
+        pss_kib=total / count,
+        by_role_kib={},
+        kernel_up_kib=up,
+        kernel_down_kib=down,
+    )
+
+
+async def idle_runscs(peers: Peers, count: int) -> IdleMemory:
+    """runsc around `sleep`: the Sentry, its gofer and their stubs, as `runsc run` leaves them."""
+    pids: list[int] = []
+    total = 0.0
+    processes = 0
+
+    async def read() -> None:
+        nonlocal total, processes
+        for pid in _descendants(pids):
+            total += pss_kib(pid)
+            processes += 1
+
+    @asynccontextmanager
+    async def holding() -> AsyncIterator[None]:
+        with peers.idle_runscs(count) as started:
+            pids.extend(started)
+            yield
+
+    up, down = await _around(holding, read, count)
+    return IdleMemory(
+        tool=Tool.RUNSC,
         count=count,
         processes=processes / count,
         pss_kib=total / count,

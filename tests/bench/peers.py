@@ -93,14 +93,14 @@ class Peers:
         )
 
     def crun(self, program: str) -> Peer:
-        bundle = self._bundle(PROGRAMS[program])
+        bundle = self.bundle(PROGRAMS[program])
         argv = (found("crun"), "run", "--bundle", str(bundle), "NAME")
         return Peer(Tool.CRUN, program, argv, name_at=4)
 
     def crun_exec(self, program: str) -> Peer:
         """A second command in a container that idles until the peers are closed."""
         crun, name = found("crun"), f"bench-{secrets.token_hex(6)}"
-        bundle = self._bundle(("/usr/bin/sleep", "infinity"))
+        bundle = self.bundle(("/usr/bin/sleep", "infinity"))
         # Its descriptors go nowhere, since the container keeps them for its whole life.
         begun = subprocess.run(
             (crun, "run", "--detach", "--bundle", str(bundle), name),
@@ -114,18 +114,18 @@ class Peers:
             subprocess.run, (crun, "delete", "--force", name), env=ENVIRONMENT, check=False
         )
         if begun.returncode != 0:
-            must((crun, "run", "--bundle", str(self._bundle(PROGRAMS["true"])), name))
+            must((crun, "run", "--bundle", str(self.bundle(PROGRAMS["true"])), name))
         return Peer(Tool.CRUN_EXEC, program, (crun, "exec", name, *PROGRAMS[program]))
 
     def runsc(self, program: str) -> Peer:
-        bundle = self._bundle(PROGRAMS[program])
-        argv = (*self._runsc_argv(), "run", "--bundle", str(bundle), "NAME")
+        bundle = self.bundle(PROGRAMS[program])
+        argv = (*self.runsc_argv(), "run", "--bundle", str(bundle), "NAME")
         return Peer(Tool.RUNSC, program, argv, name_at=len(argv) - 1)
 
     def runsc_exec(self, program: str) -> Peer:
         """A second command in a sandbox that idles until the peers are closed."""
-        runsc, name = self._runsc_argv(), f"bench-{secrets.token_hex(6)}"
-        bundle = self._bundle(("/usr/bin/sleep", "infinity"))
+        runsc, name = self.runsc_argv(), f"bench-{secrets.token_hex(6)}"
+        bundle = self.bundle(("/usr/bin/sleep", "infinity"))
         subprocess.run(
             (*runsc, "run", "--detach", "--bundle", str(bundle), name),
             env=ENVIRONMENT,
@@ -139,7 +139,30 @@ class Peers:
         )
         return Peer(Tool.RUNSC_EXEC, program, (*runsc, "exec", name, *PROGRAMS[program]))
 
-    def _runsc_argv(self) -> tuple[str, ...]:
+    @contextmanager
+    def idle_runscs(self, count: int) -> Iterator[list[int]]:
+        """So many sandboxes around `sleep`, for the length of the block: the `runsc run` of each,
+        whose children they are."""
+        runsc = self.runsc_argv()
+        bundle = self.bundle(("/usr/bin/sleep", "infinity"))
+        names = [f"bench-{secrets.token_hex(6)}" for _ in range(count)]
+        try:
+            for name in names:
+                subprocess.run(
+                    (*runsc, "run", "--detach", "--bundle", str(bundle), name),
+                    env=ENVIRONMENT,
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL,
+                    check=True,
+                )
+            yield [pid for name in names for pid in _processes_of(name)]
+        finally:
+            for name in names:
+                subprocess.run((*runsc, "delete", "--force", name), env=ENVIRONMENT, check=False)
+
+    def runsc_argv(self) -> tuple[str, ...]:
+        """runsc's command line with the flags that sbxd gives it, as far as they bear on speed."""
         state = ("--root", str(self._folder / "runsc"))
         flags = ("--network=none", "--directfs=false", "--overlay2=none", "--ignore-cgroups")
         return (found("runsc"), *state, *flags)
@@ -148,7 +171,8 @@ class Peers:
         argv = (found("systemd-run"), "--scope", "--quiet", "--collect", "--", *PROGRAMS[program])
         return Peer(Tool.SCOPE, program, argv)
 
-    def _bundle(self, argv: Sequence[str]) -> Path:
+    def bundle(self, argv: Sequence[str]) -> Path:
+        """A bundle for this command on the image. Raises OperationFailed."""
         bundle = self._folder / f"bundle-{secrets.token_hex(4)}"
         bundle.mkdir()
         must((found("crun"), "spec", "--bundle", str(bundle)))
@@ -165,6 +189,20 @@ class Peers:
         linux.pop("resources", None)
         place.write_text(json.dumps(config))
         return bundle
+
+
+def _processes_of(name: str) -> list[int]:
+    """The processes of a runsc sandbox: those that carry its name as an argument."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                words = (entry / "cmdline").read_bytes().split(b"\0")
+            except OSError:
+                continue
+            if name.encode() in words:
+                found.append(int(entry.name))
+    return found
 
 
 @contextmanager

@@ -102,9 +102,9 @@ def _throughput(found: Sequence[Throughput]) -> Iterator[str]:
     if not found:
         return
     yield ""
-    yield f"create, run, destroy of true, {found[0].at_once} at a time"
+    yield "create, run, destroy of true, so many at a time"
     yield (
-        f"  {'tool':<24}{'seconds':>8}{'done':>7}{'fail':>5}{'a second':>10}"
+        f"  {'tool':<24}{'at once':>8}{'seconds':>8}{'done':>7}{'fail':>5}{'a second':>10}"
         f"{'p50':>8}{'p95':>8}{'p99':>8}"
     )
     for each in found:
@@ -112,20 +112,20 @@ def _throughput(found: Sequence[Throughput]) -> Iterator[str]:
         if each.cycle is not None:
             times = f"{each.cycle.p50:>8.1f}{each.cycle.p95:>8.1f}{each.cycle.p99:>8.1f}"
         yield (
-            f"  {each.tool:<24}{each.seconds:>8.1f}{each.done:>7}{each.failures:>5}"
-            f"{each.per_second:>10.1f}{times}"
+            f"  {each.tool:<24}{each.at_once:>8}{each.seconds:>8.1f}{each.done:>7}"
+            f"{each.failures:>5}{each.per_second:>10.1f}{times}"
         )
     for each in found:
         if each.cpu_ms:
             shares = ", ".join(f"{name} {used:.1f}" for name, used in each.cpu_ms.items())
             total = sum(each.cpu_ms.values())
-            yield f"    {each.tool}: CPU {total:.1f} ms a cycle ({shares})"
+            yield f"    {each.tool}, {each.at_once}: CPU {total:.1f} ms a cycle ({shares})"
         for mark in (Mark.PROVISION, Mark.EXECUTE, Mark.DESTROY):
             summary = each.steps.get(mark)
             if summary is not None:
                 yield (
-                    f"    {each.tool}: {mark:<12} p50 {summary.p50:.1f}, p95 {summary.p95:.1f}, "
-                    f"p99 {summary.p99:.1f}"
+                    f"    {each.tool}, {each.at_once}: {mark:<12} p50 {summary.p50:.1f}, "
+                    f"p95 {summary.p95:.1f}, p99 {summary.p99:.1f}"
                 )
 
 

@@ -3,23 +3,27 @@
 from collections.abc import Iterable, Iterator
 
 from tests.bench.daemon import Profile
+from tests.bench.gvisor_targets import judge_gvisor
 from tests.bench.load import Throughput
 from tests.bench.memory import IdleMemory, ServiceMemory
 from tests.bench.peers import Tool
 from tests.bench.results import Group, Target
-from tests.bench.samples import Mark, Summary
+from tests.bench.samples import Mark, Pace, Summary
 
 EXEC_EMPTY = "sbxd exec, empty"
 EXEC_FULL = "sbxd exec, 10,000 files"
 START = "fresh sandbox"
 EXEC = "second command"
 
-RESERVE_P50_RATIO_MAX = 3.0
-RESERVE_P99_RATIO_MAX = 5.0
+GVISOR = "gvisor"
+
+RESERVE_P50_RATIO_MAX = 0.8
+RESERVE_P99_RATIO_MAX = 1.5
+PYTHON_MORE_MS_MAX = 4.0
 EXEC_MS_MAX = 4.0
 EXEC_RATIO_MAX = 0.8
 FILES_MS_MAX = 60.0
-PER_SECOND_MIN = 40.0
+PER_SECOND_MIN = 100.0
 IDLE_PSS_KIB_MAX = 2.0 * 1024
 IDLE_KERNEL_KIB_MAX = 0.6 * 1024
 DAEMON_KIB_MAX = 60.0 * 1024
@@ -30,8 +34,13 @@ def judge(
     throughput: Iterable[Throughput],
     idle: Iterable[IdleMemory],
     services: ServiceMemory | None,
+    mechanism: str | None = None,
 ) -> tuple[Target, ...]:
-    """Every target, met or not, or not measured."""
+    """Every target of this mechanism, met or not, or not measured."""
+    if mechanism == GVISOR:
+        of_name = {(group.name, group.pace): group for group in groups}
+        start, second = (of_name.get((name, Pace.SPACED)) for name in (START, EXEC))
+        return tuple(judge_gvisor(start, second, throughput, idle, EXEC_EMPTY))
     found: list[Target] = []
     for group in groups:
         if group.name == START:
@@ -55,6 +64,20 @@ def _start(group: Group) -> Iterator[Target]:
         name = f"from the reserve, {program} to {mark}, {group.pace}"
         yield _ratio(f"{name}, p50", ours, theirs, "p50", RESERVE_P50_RATIO_MAX)
         yield _ratio(f"{name}, p99", ours, theirs, "p99", RESERVE_P99_RATIO_MAX)
+    yield _more_than_bare(
+        f"from the reserve, python3 over bare, {group.pace}, p50",
+        group.find(Profile.RESERVE, "python3", Mark.REPLY),
+        group.find(Tool.BARE, "python3", Mark.REPLY),
+    )
+
+
+def _more_than_bare(name: str, ours: Summary | None, bare: Summary | None) -> Target:
+    wanted = f"<= {PYTHON_MORE_MS_MAX:g} ms more"
+    if ours is None or bare is None:
+        return Target(name=name, wanted=wanted, measured="not measured", met=None)
+    more = ours.p50 - bare.p50
+    measured = f"{more:.1f} ms more ({ours.p50:.1f} ms)"
+    return Target(name=name, wanted=wanted, measured=measured, met=more <= PYTHON_MORE_MS_MAX)
 
 
 def _ratio(

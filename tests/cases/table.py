@@ -167,7 +167,7 @@ CASES: dict[str, Case] = {
     "LIF-10": Case("a clean-up that fails again and again"),
     "LIF-11": Case(
         "two sandboxes of one template",
-        "the reserve prepares each slot by itself; a template comes with the microvm mechanism",
+        "of the pool: no mechanism restores one from a template",
     ),
     "LIF-12": Case("what one tenant leaves on a slot for the next"),
     "LIF-13": Case("SIGTERM under load"),

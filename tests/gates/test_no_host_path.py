@@ -114,7 +114,7 @@ LITERAL_EXCEPTIONS = {
     ("sbxd.launcher.kernel.oci_spec", "/sys"): INSIDE + "the guest's own",
     ("sbxd.launcher.kernel.oci_spec", "/tmp"): INSIDE + "the guest's own",
     ("sbxd.launcher.kernel.oci_spec", "/dev/shm"): INSIDE + "the guest's own",
-    ("sbxd.launcher.sentry", "/usr/bin:/bin"): INSIDE + "where the canary's program is looked for",
+    ("sbxd.launcher.sentry", "/usr/local/bin:/usr/bin:/bin"): INSIDE + "the canary's search path",
     ("sbxd.launcher.kernel.runsc", "/dev/null"): "of the small root that runsc is given",
     ("sbxd.launcher.kernel.runsc", "/tmp"): "of the small root that runsc is given",
     ("sbxd.policy.child_environment", "/usr/local/sbin:"): INSIDE + "the image's PATH",

@@ -111,7 +111,7 @@ def test_a_slot_comes_with_every_descriptor_and_every_step(launcher: Launcher, i
     assert isinstance(reply, Prepared)
     assert descriptors == len(PREPARED_DESCRIPTORS) + len(LEAF_DESCRIPTORS)
     assert reply.scope == f"sbx-{environment_id}.scope"
-    assert [step.name for step in reply.steps][:4] == ["apparmor", "uid_block", "volume", "image"]
+    assert [step.name for step in reply.steps][:4] == ["apparmor", "uid_block", "anchor", "volume"]
     assert all(step.duration_us >= 0 for step in reply.steps)
     client.close()
     wait_until_gone(environment_id)

@@ -21,6 +21,7 @@ from sbxd.mechanism.protocol import (
     Orphan,
     SandboxLost,
     SlotProfile,
+    VolumeBinding,
     VolumeReading,
 )
 from sbxd.port.command import FileChange
@@ -76,6 +77,7 @@ class Script:
     destroy_seconds: float = 0.0
     destroy_failures: int = 0
     unenforced: tuple[str, ...] = ()
+    volume_binding: VolumeBinding = VolumeBinding.AT_BUILD
     fail_at: int | None = None
     bridge_fails: bool = False
     leaves_residue: bool = False  # a preparation that fails or is cancelled removes nothing
@@ -208,6 +210,7 @@ class DoubleSandbox:
         self.profile = profile
         self.scope = f"sbx-{environment_id}.scope"
         self.unenforced_limits = owner.script.unenforced
+        self.volume_binding = owner.script.volume_binding
         self.assigned: list[ResourceLimits] = []
         self.commands: list[DoubleCommand] = []
         self.files: dict[bytes, bytes] = {}

@@ -71,7 +71,8 @@ DEFAULT = Settings(
     reserve=ReserveSettings(slots=0),
     service=ServiceSettings(orphan_grace_seconds=60),
 )
-WITH_RESERVE = msgspec.structs.replace(DEFAULT, reserve=ReserveSettings(slots=2))
+# As many slots whatever is asked for: tests of the pool's size say so.
+WITH_RESERVE = msgspec.structs.replace(DEFAULT, reserve=ReserveSettings(slots=2, slots_max=2))
 
 
 def spec(

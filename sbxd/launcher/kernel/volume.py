@@ -19,9 +19,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from sbxd.launcher.kernel import hostpaths, loop_image, mounts, project_quota
-from sbxd.launcher.requests import VolumeSize
+from sbxd.launcher.requests import VOLUME_QUOTA, VolumeSize
 
-QUOTA = "quota"
+QUOTA = VOLUME_QUOTA
 LOOP = "loop"
 
 
