@@ -3,8 +3,6 @@
 
 import os
 import sys
-from contextlib import suppress
-from types import TracebackType
 
 import click
 
@@ -31,16 +29,13 @@ DEFAULT_SOCKET = "/run/sbxd/admin.sock"
 @click.group()
 @click.option("--socket", default=DEFAULT_SOCKET, show_default=True, help="The admin socket.")
 @click.option("--no-color", is_flag=True, help="No colours, as with NO_COLOR in the environment.")
-@click.option("--debug", is_flag=True, help="Show where in sbxctl a bug of it is.")
 @click.version_option(package_name="sbxd", prog_name="sbxctl")
 @click.pass_context
-def cli(ctx: click.Context, socket: str, no_color: bool, debug: bool) -> None:
+def cli(ctx: click.Context, socket: str, no_color: bool) -> None:
     """Operate sbxd: run, ls, exec, destroy, image, egress, status, top, metrics, doctor…"""
     ctx.obj = socket
     if no_color:
         os.environ["NO_COLOR"] = "1"  # what the library of the reports reads
-    if debug:
-        sys.excepthook = sys.__excepthook__
 
 
 cli.add_command(run.run)
@@ -61,26 +56,8 @@ cli.add_command(pool.pool)
 cli.add_command(metrics.metrics)
 
 
-def explain(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """The last word about what nothing has caught: one sentence, and no stack trace."""
-    with suppress(OSError):
-        sys.stdout.flush()
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    kind = type(error)
-    if issubclass(kind, BrokenPipeError):
-        os._exit(1)  # as the library of the command line does it
-    if issubclass(kind, KeyboardInterrupt):
-        os._exit(Exit.INTERRUPTED)
-    told = " ".join(ascii(str(error))[1:-1].split())[:500]
-    sys.stderr.write(f"sbxctl: a bug: {kind.__name__}: {told}\n  → sbxctl --debug … shows where\n")
-    sys.stderr.flush()
-    os._exit(Exit.INTERNAL)
-
-
 def main() -> None:
     """Run the command line; a wrong one exits with 245."""
-    sys.excepthook = explain
     try:
         cli.main(standalone_mode=False)
     except click.UsageError as error:

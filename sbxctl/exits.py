@@ -24,7 +24,6 @@ class Exit(IntEnum):
     UNAVAILABLE = 241
     ESCAPE_SUSPECTED = 242
     WORKSPACE = 243
-    INTERNAL = 244  # a bug of sbxctl; `--debug` shows where
     USAGE = 245
     HOST_DEGRADED = 246  # sbxctl doctor: something is missing
     EGRESS_REFUSED = 247  # sbxctl egress check: the destination would be refused

@@ -39,13 +39,7 @@ sbxd_up 0
 )
 @click.pass_obj
 def metrics(socket: str, as_json: bool, form: str, textfile: Path | None) -> None:
-    """Show every metric of the daemon.
-
-    \b
-    sbxctl metrics
-    sbxctl metrics --json
-    sbxctl metrics --textfile /run/sbxd-metrics/sbxd.prom
-    """
+    """Show every metric of the daemon."""
     if as_json and textfile is not None:
         raise click.UsageError("--textfile has a format of its own: leave --json out")
     wanted = MetricsForm.JSON if as_json else MetricsForm(form)

@@ -63,11 +63,6 @@ def top(socket: str, once: bool, as_json: bool, order: str, interval: float) -> 
     """Show the live environments: processors, memory, denials, age; and the pool.
 
     On a terminal it goes on until Ctrl-C; in a pipe, with --once or --json there is one answer.
-
-    \b
-    sbxctl top
-    sbxctl top --sort memory
-    sbxctl top --once --json
     """
     goes_on = sys.stdout.isatty() and not once and not as_json
 

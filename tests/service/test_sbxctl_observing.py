@@ -242,34 +242,6 @@ async def test_status_names_an_authority_that_does_not_answer(tmp_path: Path) ->
 
 # --- the program itself -------------------------------------------------------------------------
 
-BROKEN = """
-import sys
-from sbxctl import __main__ as program
-def bug(*args, **kwargs):
-    raise RuntimeError("a bug\\x1b[2J of ours")
-program.status.run_verb = bug
-program.main()
-"""
-
-
-@pytest.mark.parametrize(("options", "shown"), [((), False), (("--debug",), True)])
-async def test_a_bug_is_one_sentence_and_debug_shows_where(
-    options: tuple[str, ...], shown: bool
-) -> None:
-    done = await trio.run_process(
-        [sys.executable, "-c", BROKEN, *options, "status"],
-        capture_stdout=True,
-        capture_stderr=True,
-        check=False,
-    )
-    told = done.stderr.decode()
-    assert ("Traceback" in told) is shown
-    assert "RuntimeError" in told
-    if not shown:
-        assert done.returncode == Exit.INTERNAL
-        assert "\x1b" not in told
-        assert len(told.splitlines()) == 2
-
 
 async def test_a_reader_that_goes_away_is_no_bug(tmp_path: Path) -> None:
     async with socket_daemon(SCRIPT, tmp_path) as daemon:
