@@ -98,8 +98,8 @@ class GvisorSandbox(NamespacesSandbox):
     async def begin(self) -> None:
         """Start listening to the first Sentry. Raises MechanismError."""
         self._booted = trio.Event()
-        self._tasks = await self._nursery.start(self._live)
-        self._tasks.start_soon(self._snapshots.take_ahead)
+        tasks = self._tasks = await self._nursery.start(self._live)
+        tasks.start_soon(self._snapshots.take_ahead)
         leaf, self._first_leaf = self._first_leaf, None
         assert leaf is not None
         assert isinstance(self._init, GuestClient)

@@ -180,8 +180,8 @@ class NamespacesSandbox:
     async def begin(self) -> None:
         """Start listening to init and park the first child. Raises MechanismError."""
         self._proxy.check()
-        self._tasks = await self._nursery.start(self._live)
-        self._tasks.start_soon(self._snapshots.take_ahead)
+        tasks = self._tasks = await self._nursery.start(self._live)
+        tasks.start_soon(self._snapshots.take_ahead)
         leaf, self._first_leaf = self._first_leaf, None
         assert leaf is not None
         await self._park(leaf)
