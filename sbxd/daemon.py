@@ -68,11 +68,12 @@ from sbxd.lifecycle.registry import Clock, Registry, back_stop_seconds
 from sbxd.lifecycle.supervisor import Parts
 from sbxd.mechanism.protocol import Mechanism, MechanismError
 from sbxd.mechanisms import open_mechanism
+from sbxd.metrics import pool
 from sbxd.metrics.derived import DerivedMetrics
 from sbxd.metrics.readings import Backlog
 from sbxd.metrics.sink import CountedSink
 from sbxd.notify import Notifier
-from sbxd.observing import DaemonObserver, about
+from sbxd.observing import DaemonObserver, Source, about
 from sbxd.port.ids import EnvironmentId
 from sbxd.proxies import Proxies, open_proxies
 from sbxd.service.dispatch import Dispatch
@@ -182,7 +183,7 @@ class Assembled:
     """A lifecycle and an image store that are ready for the doors.
 
     end: ends every environment for this reason and returns how many there were. lost: returns
-    when the mechanism is gone.
+    when the mechanism is gone. pool: what the reserve says of itself, for the metrics.
     """
 
     environments: Environments
@@ -192,6 +193,7 @@ class Assembled:
     boot_id: str
     end: Callable[[StopReason], Awaitable[int]]
     lost: Callable[[], Awaitable[None]]
+    pool: tuple[Source, ...] = ()
 
 
 async def _serve_launched(
@@ -270,7 +272,8 @@ async def _assemble(
         async with trio.open_nursery() as nursery:
             await nursery.start(registry.run)
             name, lost = mechanism.name, mechanism.wait_lost
-            yield Assembled(environments, egress, images, name, boot_id, end, lost)
+            kept = (lambda: pool.families(registry.reserve.status()),)
+            yield Assembled(environments, egress, images, name, boot_id, end, lost, kept)
             nursery.cancel_scope.cancel()
     finally:
         store.close()
@@ -323,7 +326,12 @@ async def _serve(
     version = package_version("sbxd")
     observed = about(version, assembled.mechanism_name)
     observer = DaemonObserver(
-        settings, audit.derived, assembled.environments, observed, backlog=audit.backlog
+        settings,
+        audit.derived,
+        assembled.environments,
+        observed,
+        sources=assembled.pool,
+        backlog=audit.backlog,
     )
     context = SessionContext(
         settings=settings,

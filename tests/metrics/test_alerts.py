@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from sbxd.lifecycle.environments import Census, PoolCensus
-from sbxd.metrics import alerts, readings
+from sbxd.metrics import alerts, pool, readings
 from sbxd.metrics.derived import DerivedMetrics, Happening
 from sbxd.metrics.exposition import render
 from sbxd.metrics.families import Kind
@@ -17,6 +17,7 @@ from sbxd.metrics.readings import Backlog, Reading, Store
 from sbxd.metrics.recent import RECENT_SECONDS
 from sbxd.policy.violations import ViolationCode
 from sbxd.wire.observing import AlertInfo, MetricsForm, Severity
+from tests.metrics.test_pool import KEPT
 from tests.monitoring import queries
 
 ROOMY = Store(free_bytes=50, size_bytes=100, free_inodes=50, size_inodes=100)
@@ -147,7 +148,12 @@ def exported() -> set[str]:
     """Every name that the daemon exports, as Prometheus stores it."""
     found: set[str] = set()
     derived = DerivedMetrics("gvisor", lambda: 0.0)
-    for family in (*readings.families(WELL), *derived.families(), *LoopLag().families()):
+    for family in (
+        *readings.families(WELL),
+        *derived.families(),
+        *LoopLag().families(),
+        *pool.families(KEPT),
+    ):
         match family.kind:
             case Kind.COUNTER:
                 found.add(f"{family.name}_total")
