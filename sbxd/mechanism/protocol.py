@@ -205,8 +205,8 @@ class ProxyDoor(Protocol):
         ...
 
     async def accept(self) -> Any:  # a socket.socket, which this vocabulary does not import
-        """The next connection, a non-blocking socket, owned by the caller. Waits for ever where none can
-        come: ends by cancellation."""
+        """The next connection, a non-blocking socket, owned by the caller. Waits for ever where
+        none can come: ends by cancellation."""
         ...
 
     def end(self) -> None:
