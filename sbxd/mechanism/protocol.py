@@ -5,11 +5,10 @@ A mechanism builds slots ahead of need (the reserve), hands them out, and remove
 mechanism only starts, measures and ends.
 """
 
-import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Protocol
+from typing import Any, Protocol
 
 from sbxd.port.command import FileChange
 from sbxd.port.ids import EnvironmentId
@@ -217,9 +216,9 @@ class ProxyDoor(Protocol):
         """It is to listen from the start of the next command on. Non-blocking."""
         ...
 
-    async def accept(self) -> socket.socket:
-        """The next connection, non-blocking, owned by the caller. Waits for ever where none can
-        come: ends by cancellation."""
+    async def accept(self) -> Any:  # a socket.socket, which this vocabulary does not import
+        """The next connection, a non-blocking socket, owned by the caller. Waits for ever where
+        none can come: ends by cancellation."""
         ...
 
     def end(self) -> None:
