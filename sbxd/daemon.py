@@ -25,6 +25,7 @@ from pathlib import Path
 
 import trio
 
+from sbxd import config
 from sbxd.audit.events import (
     DestroyReason,
     ImageAliasResolved,
@@ -37,13 +38,7 @@ from sbxd.audit.events import (
 )
 from sbxd.audit.journald import JournaldSink
 from sbxd.audit.sink import AuditSink, AuditUnavailable
-from sbxd.config import (
-    BUILT_MECHANISMS,
-    CredentialState,
-    StartupRefusal,
-    resolve_aliases,
-    startup_refusals,
-)
+from sbxd.config import CredentialState, StartupRefusal, resolve_aliases, startup_refusals
 from sbxd.doors import DoorUnavailable, open_doors
 from sbxd.egress.host_network import HostNetworkUnreadable
 from sbxd.fake.engine import FakeEngine
@@ -128,7 +123,7 @@ async def run(settings: Settings, given: Given, log: logging.Logger) -> ExitStat
         refusals = startup_refusals(
             settings,
             credential=CredentialState.PRESENT if given.credential else CredentialState.ABSENT,
-            available_mechanisms=BUILT_MECHANISMS,
+            available_mechanisms=config.BUILT_MECHANISMS,
         )
         if refusals:
             await _report_refusals(refusals, audit, log)

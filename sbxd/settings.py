@@ -30,6 +30,8 @@ class AuthMode(StrEnum):
     TOKEN = "token"  # noqa: S105  (the name of a mode, not a secret)
 
 
+# Where the package puts the configuration.
+CONFIGURATION_FILE = "/etc/sbxd/config.toml"
 # Where the units of this project listen for workers.
 WORKER_SOCKET = "/run/sbxd/worker.sock"
 
