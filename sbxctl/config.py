@@ -22,9 +22,8 @@ from sbxd.config import (
     load,
     startup_refusals,
 )
-from sbxd.settings import Settings
+from sbxd.settings import CONFIGURATION_FILE, Settings
 
-DEFAULT_FILE = "/etc/sbxd/config.toml"
 CREDENTIAL_NAME = "service-credential"
 
 _FILE: click.Path = click.Path(dir_okay=False, path_type=Path)
@@ -37,7 +36,7 @@ def config() -> None:
 
 @config.command("check")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")
-@click.argument("file", type=_FILE, default=DEFAULT_FILE)
+@click.argument("file", type=_FILE, default=CONFIGURATION_FILE)
 def check(as_json: bool, file: Path) -> None:
     """Say whether the daemon would start with FILE, and every reason why not.
 
@@ -58,7 +57,7 @@ def check(as_json: bool, file: Path) -> None:
 @config.command("show")
 @click.option("--changed", is_flag=True, help="Only what is not the default.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")
-@click.argument("file", type=_FILE, default=DEFAULT_FILE)
+@click.argument("file", type=_FILE, default=CONFIGURATION_FILE)
 def show(changed: bool, as_json: bool, file: Path) -> None:
     """Show every setting of FILE with its value, defaults included.
 

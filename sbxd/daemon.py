@@ -25,6 +25,7 @@ from pathlib import Path
 
 import trio
 
+from sbxd import config
 from sbxd.audit.events import (
     DestroyReason,
     LimitUnenforced,
@@ -35,7 +36,7 @@ from sbxd.audit.events import (
 from sbxd.audit.recorder import Recorder
 from sbxd.audit.sink import AuditSink, AuditUnavailable
 from sbxd.auditing import open_audit
-from sbxd.config import BUILT_MECHANISMS, CredentialState, StartupRefusal, startup_refusals
+from sbxd.config import CredentialState, StartupRefusal, startup_refusals
 from sbxd.daemon_images import (
     FakeUsers,
     Known,
@@ -131,7 +132,7 @@ async def run(settings: Settings, given: Given, log: logging.Logger) -> ExitStat
     refusals = startup_refusals(
         settings,
         credential=CredentialState.PRESENT if given.credential else CredentialState.ABSENT,
-        available_mechanisms=BUILT_MECHANISMS,
+        available_mechanisms=config.BUILT_MECHANISMS,
     )
     _say(refusals, log)
     status = ExitStatus.REFUSED if refusals else ExitStatus.FAILED

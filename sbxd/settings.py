@@ -36,6 +36,8 @@ class HostLayer(StrEnum):
     APPARMOR = "apparmor"
 
 
+# Where the package puts the configuration.
+CONFIGURATION_FILE = "/etc/sbxd/config.toml"
 # Where the units of this project listen for workers.
 WORKER_SOCKET = "/run/sbxd/worker.sock"
 

@@ -127,7 +127,6 @@ LITERAL_EXCEPTIONS = {
     ("sbxd.probes.surroundings", ""): INSIDE + "what the probes try there",
     ("sbxd.__main__", "/etc/sbxd/config.toml"): "where the settings are, before there are any",
     ("sbxctl.__main__", "/run/sbxd/admin.sock"): "the default that an operator may override",
-    ("sbxctl.config", "/etc/sbxd/config.toml"): "the default that an operator may override",
     ("sbxctl.doctor", "/run/systemd/system"): DOCTOR + "systemd",
     ("sbxctl.doctor", "/sys/fs/cgroup/cgroup.controllers"): DOCTOR + "controllers",
     ("sbxctl.doctor", "the unified hierarchy"): DOCTOR + "the text of a fix",
