@@ -1,17 +1,34 @@
 """Every type of event is recorded by something that really happens, and the journal explains it."""
 
+import inspect
 import subprocess
 
 import pytest
 
+from sbxd.audit.confinement import MissingLayerAccepted
 from sbxd.audit.vocabulary import EVENT_TYPES
 from tests.audit.live_records import recording
 from tests.audit.scenarios import SCENARIOS, Scenario, restored
+from tests.redteam import test_production
+
+# What only a lane of another kind can bring about, and the test that does.
+ELSEWHERE = {
+    MissingLayerAccepted: (
+        test_production.test_with_the_operators_written_word_it_starts_and_says_so_every_time
+    ),
+}
 
 
 def test_no_type_of_event_is_without_a_scenario() -> None:
     covered = {kind for each in SCENARIOS for kind in each.records}
-    assert {kind.__name__ for kind in set(EVENT_TYPES) - covered} == set()
+    assert set(EVENT_TYPES) - covered == set(ELSEWHERE)
+
+
+@pytest.mark.parametrize("kind", ELSEWHERE, ids=lambda each: each.__name__)
+def test_what_is_recorded_elsewhere_is_looked_for_there(kind: type) -> None:
+    # Its module's reader of the journal is what the test calls.
+    assert kind.__name__ in inspect.getsource(test_production.accepted)
+    assert "accepted(" in inspect.getsource(ELSEWHERE[kind])
 
 
 @pytest.mark.needs("daemon", "root", "lane-container")

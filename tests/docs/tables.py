@@ -39,6 +39,8 @@ EXITS = {
     Exit.HOST_DEGRADED: "`doctor`: this host lacks something",
     Exit.EGRESS_REFUSED: "`egress check`: it would be refused",
     Exit.EGRESS_NOT_CONFORMING: "`egress test`: a probe failed, or proved nothing",
+    Exit.ALERTING: "`status`: an alert stands",
+    Exit.AUDIT_INCOMPLETE: "`audit verify`: a record is missing, out of turn or forged",
 }
 
 
