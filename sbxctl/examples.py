@@ -32,6 +32,13 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
     "config check": ("sbxctl config check", "sbxctl config check new.toml"),
     "config show": ("sbxctl config show --changed",),
     "doctor": ("sbxctl doctor", "sbxctl doctor --json"),
+    "status": ("sbxctl status", "sbxctl status --json"),
+    "top": ("sbxctl top", "sbxctl top --once --json"),
+    "pool show": ("sbxctl pool show",),
+    "metrics": ("sbxctl metrics", "sbxctl metrics --textfile /run/sbxd-metrics/sbxd.prom"),
+    "audit": ("sbxctl audit --tenant acme --reason MEMORY --since 1h", "sbxctl audit -f"),
+    "audit verify": ("sbxctl audit verify",),
+    "logs": ("sbxctl logs --since 1h", "sbxctl logs launcher -f"),
     "quarantine ls": ("sbxctl quarantine ls",),
     "quarantine clear": ("sbxctl quarantine clear sbx-0123",),
     "reap": ("sbxctl reap",),
@@ -45,5 +52,5 @@ def annotate(group: click.Group, words: tuple[str, ...] = ()) -> None:
     for name, command in group.commands.items():
         if isinstance(command, click.Group):
             annotate(command, (*words, name))
-        elif found := EXAMPLES.get(" ".join((*words, name))):
+        if found := EXAMPLES.get(" ".join((*words, name))):
             command.epilog = "\b\nExamples:\n" + "\n".join(f"  {each}" for each in found)

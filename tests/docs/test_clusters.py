@@ -9,11 +9,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import hcl2
-import kubernetes_validate
 import pytest
 import trio
-import yaml
 
 from sbxd.audit.events import Door
 from sbxd.fake.script import Outcome, Script
@@ -21,6 +18,8 @@ from tests.lab.host import REPOSITORY
 from tests.service.memory import memory_daemon
 
 pytestmark = pytest.mark.needs("lab")
+# The libraries of the schemas are imported where they are used: a lane, which only collects this
+# file, has none of them.
 
 EXAMPLES = REPOSITORY / "docs" / "examples"
 IMAGE = "sha256:" + "a" * 64
@@ -32,16 +31,22 @@ SECONDS_MAX = 240
 
 @pytest.fixture
 def daemonset() -> dict[str, Any]:
+    import yaml
+
     document = yaml.safe_load((EXAMPLES / "daemonset.yaml").read_text())
     assert isinstance(document, dict)
     return document
 
 
 def test_the_daemonset_is_one_by_the_schema_of_kubernetes(daemonset: dict[str, Any]) -> None:
+    import kubernetes_validate
+
     kubernetes_validate.validate(daemonset, kubernetes_validate.latest_version(), strict=True)
 
 
 def test_control_the_schema_finds_a_wrong_field(daemonset: dict[str, Any]) -> None:
+    import kubernetes_validate
+
     daemonset["spec"]["template"]["spec"]["hostUser"] = True
     with pytest.raises(kubernetes_validate.ValidationError):
         kubernetes_validate.validate(daemonset, kubernetes_validate.latest_version(), strict=True)
@@ -75,6 +80,8 @@ def test_every_line_of_its_security_context_is_explained(daemonset: dict[str, An
 
 
 def test_the_nomad_job_is_hcl_and_its_task_has_no_right_but_the_socket() -> None:
+    import hcl2
+
     text = (EXAMPLES / "nomad.hcl").read_text()
     assert hcl2.loads(text)["job"]
     for line in (

@@ -49,7 +49,7 @@ def leaves(
     if isinstance(command, click.Group):
         for name, inner in command.commands.items():
             yield from leaves(inner, (*words, name))
-    else:
+    if not isinstance(command, click.Group) or (words and command.invoke_without_command):
         yield words, command
 
 
