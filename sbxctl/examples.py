@@ -35,7 +35,7 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
     "status": ("sbxctl status", "sbxctl status --json"),
     "top": ("sbxctl top", "sbxctl top --once --json"),
     "pool show": ("sbxctl pool show",),
-    "metrics": ("sbxctl metrics", "sbxctl metrics --textfile /run/sbxd-metrics/sbxd.prom"),
+    "metrics": ("sbxctl metrics", "sbxctl metrics --textfile sbxd.prom"),
     "audit": ("sbxctl audit --tenant acme --reason MEMORY --since 1h", "sbxctl audit -f"),
     "audit verify": ("sbxctl audit verify",),
     "logs": ("sbxctl logs --since 1h", "sbxctl logs launcher -f"),
