@@ -10,7 +10,6 @@ degraded and the run goes on.
 import logging
 import tomllib
 from collections.abc import Mapping
-from pathlib import Path
 
 import msgspec
 
@@ -37,7 +36,7 @@ def tier_one(settings: McpSettings) -> Mapping[str, str]:
 def _file(name: str) -> Mapping[str, str] | None:
     """By name and value; None, and a line in the log, when it cannot be read or parsed."""
     try:
-        with open(name, "rb") as file:  # noqa: PTH123 (the store's `open` has one caller)
+        with open(name, "rb") as file:
             raw = file.read(FILE_BYTES_MAX + 1)
         if len(raw) > FILE_BYTES_MAX:
             raise ValueError(f"larger than {FILE_BYTES_MAX} bytes")
