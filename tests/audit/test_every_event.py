@@ -25,7 +25,7 @@ def test_no_type_of_event_is_without_a_scenario() -> None:
 
 
 @pytest.mark.parametrize("kind", ELSEWHERE, ids=lambda each: each.__name__)
-def test_what_is_recorded_elsewhere_is_looked_for_there(kind: type) -> None:
+def test_what_is_recorded_elsewhere_is_looked_for_there(kind: type[MissingLayerAccepted]) -> None:
     # Its module's reader of the journal is what the test calls.
     assert kind.__name__ in inspect.getsource(test_production.accepted)
     assert "accepted(" in inspect.getsource(ELSEWHERE[kind])
