@@ -79,10 +79,12 @@ def _command_line(name: str, program: click.Command, date: str) -> str:
 def _commands(
     command: click.Command, context: click.Context, words: tuple[str, ...]
 ) -> list[tuple[tuple[str, ...], click.Command, click.Context]]:
-    """Every command below this one that is no group, in the order of their names."""
+    """Every command below this one that does something itself, in the order of their names."""
     if not isinstance(command, click.Group):
         return [(words, command, context)]
-    found = []
+    found: list[tuple[tuple[str, ...], click.Command, click.Context]] = []
+    if words and command.invoke_without_command:
+        found.append((words, command, context))
     for name in command.list_commands(context):
         inner = command.get_command(context, name)
         assert inner is not None

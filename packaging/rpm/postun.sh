@@ -3,7 +3,7 @@ if [ -d /run/systemd/system ]; then
 fi
 if [ "$1" -eq 0 ]; then
     journalctl --update-catalog >/dev/null 2>&1 || true
-    rm -f /run/sbxd-metrics/sbxd.prom
+    unlink /run/sbxd-metrics/sbxd.prom 2>/dev/null || true
     rmdir /run/sbxd /run/sbxd-launcher /run/sbxd-metrics 2>/dev/null || true
 fi
 exit 0

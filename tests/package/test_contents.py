@@ -53,7 +53,7 @@ def options(command: click.Command) -> Iterator[str]:
         for inner in command.commands.values():
             yield from options(inner)
     for parameter in command.params:
-        if isinstance(parameter, click.Option):
+        if isinstance(parameter, click.Option) and not parameter.hidden:
             yield from parameter.opts
 
 

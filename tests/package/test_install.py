@@ -237,7 +237,7 @@ def test_an_upgrade_keeps_what_the_operator_set(story: Story, packages: Packages
     assert story.done["credential after"].ok() == story.done["the credential itself"].ok()
     assert 'sandbox = "namespaces"' in story.done["configuration after"].ok()
     assert story.done["disabled after"].out.strip() == "disabled"
-    assert story.done["timers after"].out.split() == ["active", "inactive"]
+    assert story.done["timers after"].out.split() == ["active", "inactive", "inactive"]
     assert story.done["run after"].ok() == "2\n"
     story.done["over itself"].ok()
 
