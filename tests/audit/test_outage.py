@@ -9,6 +9,7 @@ import sys
 import pytest
 import trio
 
+from sbxd.audit.events import CommandStarted
 from sbxd.audit.stream_events import AuditRecovered
 from sbxd.client.remote import connect
 from sbxd.port.command import ExecutionResult
@@ -55,8 +56,10 @@ async def test_running_work_goes_on_new_work_is_refused_and_nothing_is_missing()
 
     async with live(SMALL) as one, live(SMALL) as idle:
         async with trio.open_nursery() as nursery:
+            earlier = position().sequence
             nursery.start_soon(work, one)
             await wait_process_on_the_host("4711")
+            await seen(CommandStarted, earlier)
             before = position().sequence
             with journal_away():
                 # The first event that is not taken says that the journal is away.

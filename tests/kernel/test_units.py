@@ -274,7 +274,7 @@ def test_a_host_that_wants_the_processor_has_most_of_it_beside_a_busy_sandbox() 
 @pytest.mark.parametrize("unit", ["sbxd.service", "sbxd-launcher.service"])
 def test_a_service_that_hangs_is_killed_and_started_again(unit: str) -> None:
     drop_in = Path(f"/run/systemd/system/{unit}.d/test.conf")
-    drop_in.parent.mkdir(parents=True)
+    drop_in.parent.mkdir(parents=True, exist_ok=True)
     drop_in.write_text("[Service]\nWatchdogSec=2s\n")
     try:
         run("systemctl", "daemon-reload")

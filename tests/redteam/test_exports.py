@@ -192,6 +192,7 @@ with open("log", "wb") as file:
         if file.tell() > 4_000_000:
             file.seek(0)
             file.truncate()
+    file.write(block)  # what is there at rest
 print(rounds)
 """
 

@@ -31,14 +31,18 @@ _FAN_MODIFY, _FAN_CLOSE_WRITE = 0x2, 0x8
 _FAN_NONBLOCK = 0x2
 _FAN_MARK_ADD, _FAN_MARK_FILESYSTEM = 0x1, 0x100
 _EVENT = struct.Struct("=IBBHQii")  # struct fanotify_event_metadata
-VOLUMES = Path("/var/lib/sbxd/volumes")
+STATE = Path("/var/lib/sbxd")
+VOLUMES = STATE / "volumes"
+# The daemon's own books, on the same file system.
+BOOKS = (f"{STATE}/audit/", f"{STATE}/journal/")
 CAP_SYS_RESOURCE = 24
 CAPABILITIES = 41
 SIZE = VolumeSize(workspace_bytes=16 * MIB, inodes_max=100)
 
 
 class Writers:
-    """Who modifies a file of the volumes' file system, as the kernel tells it."""
+    """Who modifies a file of the volumes' file system, as the kernel tells it; but for the
+    daemon's books."""
 
     def __init__(self) -> None:
         self._fanotify = _LIBC.fanotify_init(_FAN_NONBLOCK, os.O_RDONLY | os.O_CLOEXEC)
@@ -61,7 +65,8 @@ class Writers:
                 length, _, _, _, _, descriptor, pid = _EVENT.unpack_from(raw)
                 raw = raw[length:]
                 if descriptor >= 0:
-                    found.add((pid, os.fstat(descriptor).st_ino))
+                    if not os.readlink(f"/proc/self/fd/{descriptor}").startswith(BOOKS):
+                        found.add((pid, os.fstat(descriptor).st_ino))
                     os.close(descriptor)
 
     def close(self) -> None:
