@@ -4,6 +4,7 @@ Scopes are stopped under a command, the manager is executed anew, the daemon is 
 clients connect, and everybody asks for everything while the operator wants an answer.
 """
 
+import signal
 import subprocess
 
 import pytest
@@ -45,10 +46,11 @@ async def test_a_scope_that_is_stopped_under_a_command_is_told_as_lost() -> None
         async with admin() as client:
             scope = (await client.inspect(handle.environment_id)).scope
         told: list[PortError] = []
+        results: list[ExecutionResult] = []
 
         async def work() -> None:
             try:
-                await Live(remote, handle).run("sleep", "4001")
+                results.append(await Live(remote, handle).run("sleep", "4001"))
             except PortError as error:
                 told.append(error)
 
@@ -57,6 +59,12 @@ async def test_a_scope_that_is_stopped_under_a_command_is_told_as_lost() -> None
                 nursery.start_soon(work)
                 await wait_process_on_the_host("4001")
                 await systemctl("stop", scope)
+        if results:
+            # The manager's SIGTERM had ended the command, and it was told, before the rest.
+            assert results[0].signal == signal.SIGTERM, results
+            with trio.fail_after(60):
+                while not told:
+                    await work()
         assert [error.code for error in told] == [UnavailableCode.ENVIRONMENT_LOST]
     after = await wait_settled(within_seconds=120)
     assert after.report() == before.report()
