@@ -13,7 +13,20 @@ from tests.docs.blocks import documents
 from tests.lab import session
 from tests.package.hosts import Done, Host
 
-CAPTURES: Mapping[str, tuple[str, ...]] = {"doctor": ("sbxctl", "doctor")}
+# A command that is at work while it is looked at.
+BUSY = "import time; print('up', flush=True)\nwhile time.monotonic(): pass"
+TOP = f"""
+sbxctl run --timeout 30 -- python3 -c "{BUSY}" >/run/busy 2>/dev/null &
+until grep -q up /run/busy; do sleep 0.2; done
+sbxctl top --once
+kill $!
+wait
+"""
+CAPTURES: Mapping[str, tuple[str, ...]] = {
+    "doctor": ("sbxctl", "doctor"),
+    "top": ("/bin/sh", "-c", TOP),
+    "audit": ("sbxctl", "audit", "--lines", "8"),
+}
 _MARK = re.compile(r"(<!-- capture: (\w+) -->\n).*?(<!-- end of capture -->)", re.DOTALL)
 
 
