@@ -32,6 +32,6 @@ def assign(request: Assign, environment: Environment) -> None:
             limits = cgroup.kernel_limits(request.limits, built.kernel)
             cgroup.apply(box, cgroup.box_limits(limits), controllers)
             with cgroup.leaf_of(box, 1) as leaf:
-                cgroup.apply(leaf, limits, controllers)
+                cgroup.apply(leaf, limits, controllers, built.kernel)
     if request.volume != built.volume and environment.volume_kind == volume.QUOTA:
         volume.resize(request.environment_id, request.volume)

@@ -236,7 +236,7 @@ def _start(
 ) -> Started:
     with steps.step("leaf"):
         promised = cgroup.kernel_limits(limits, Kernel.SENTRY)
-        leaf = cgroup.make_leaf(ground.box, number, promised, 0)
+        leaf = cgroup.make_leaf(ground.box, number, promised, 0, Kernel.SENTRY)
         for descriptor in leaf:
             held.callback(os.close, descriptor)
     with _killing(leaf[1]):

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from sbxd.jail.plan import IdBlock
 from sbxd.launcher import verify
 from sbxd.launcher.kernel import cgroup, hostpaths, inventory, mounts, systemd, uids
-from sbxd.launcher.requests import CgroupLimits
+from sbxd.launcher.requests import CgroupLimits, Kernel
 from sbxd.launcher.verify import NotConfined, Process
 from sbxd.port.limits import IoCeilings
 
@@ -35,6 +35,12 @@ def test_a_leaf_gets_exactly_the_limits_of_the_specification() -> None:
         ("pids.max", "32"),
         ("cpu.max", "150000 100000"),
     ]
+
+
+def test_a_sentry_is_not_slowed_down_before_its_limit() -> None:
+    """There is nothing of a guest's to reclaim: it would only be slow on its way to MEMORY."""
+    theirs = dict(cgroup.limit_files(LIMITS, ALL, Kernel.SENTRY))
+    assert theirs == {**dict(cgroup.limit_files(LIMITS, ALL)), "memory.high": "max"}
 
 
 def test_a_missing_controller_is_not_written_and_is_told() -> None:

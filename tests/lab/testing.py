@@ -28,7 +28,7 @@ BUDGETS = {
     LaneKind.HOST: 1500.0,
     LaneKind.NATIVE: 900.0,
     LaneKind.CONTAINER: 1500.0,
-    LaneKind.GVISOR: 1200.0,
+    LaneKind.GVISOR: 1500.0,
     LaneKind.UML: 1800.0,
     LaneKind.QEMU: 1500.0,
 }

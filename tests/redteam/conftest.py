@@ -16,6 +16,9 @@ OTHERWISE = {
     "test_a_process_that_waits_uninterruptibly_is_ended_by_the_timeout": (
         "the host shows no state of a guest's process; stopped ones are ended alike"
     ),
+    "test_an_environment_whose_next_process_is_killed_runs_its_next_command": "none waits there",
+    "test_a_process_that_is_killed_while_it_is_looked_at_is_no_false_alarm": "none waits there",
+    "test_a_process_that_is_in_no_slot_or_is_one_too_many_is_seen": "none waits there",
     "test_a_scope_that_is_stopped_under_a_command_is_told_as_lost": "waits for a host's process",
     "test_a_manager_that_is_executed_anew_disturbs_no_command": "waits for a host's process",
     # The guest's kernel is another one.

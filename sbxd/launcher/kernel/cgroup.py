@@ -73,12 +73,19 @@ def kernel_limits(limits: CgroupLimits, kernel: Kernel) -> CgroupLimits:
     )
 
 
-def limit_files(limits: CgroupLimits, controllers: frozenset[str]) -> list[tuple[str, str]]:
-    """File name and text for each limit that these controllers can enforce."""
+def limit_files(
+    limits: CgroupLimits, controllers: frozenset[str], kernel: Kernel = Kernel.HOST
+) -> list[tuple[str, str]]:
+    """File name and text for each limit that these controllers can enforce.
+
+    A Sentry has no memory.high: there is nothing of a guest's memory to reclaim, and slowed down
+    it takes minutes to the limit, so that its command ends with TIMEOUT instead of MEMORY.
+    """
     files: list[tuple[str, str]] = []
     if "memory" in controllers:
         files.append(("memory.swap.max", "0"))
-        files.append(("memory.high", str(memory_high_bytes(limits.memory_bytes))))
+        high = memory_high_bytes(limits.memory_bytes) if kernel is Kernel.HOST else "max"
+        files.append(("memory.high", str(high)))
         files.append(("memory.max", str(limits.memory_bytes)))
     if "pids" in controllers:
         files.append(("pids.max", str(limits.pids_max)))
@@ -184,9 +191,14 @@ def enable(directory: int, controllers: frozenset[str]) -> None:
         write(directory, "cgroup.subtree_control", text)
 
 
-def apply(directory: int, limits: CgroupLimits, controllers: frozenset[str]) -> None:
+def apply(
+    directory: int,
+    limits: CgroupLimits,
+    controllers: frozenset[str],
+    kernel: Kernel = Kernel.HOST,
+) -> None:
     """Write these limits."""
-    for name, text in limit_files(limits, controllers):
+    for name, text in limit_files(limits, controllers, kernel):
         write(directory, name, text)
 
 
@@ -195,7 +207,9 @@ def give_procs(directory: int, uid: int) -> None:
     os.chown("cgroup.procs", uid, uid, dir_fd=directory, follow_symlinks=False)
 
 
-def make_leaf(box: int, number: int, limits: CgroupLimits, owner: int) -> tuple[int, ...]:
+def make_leaf(
+    box: int, number: int, limits: CgroupLimits, owner: int, kernel: Kernel = Kernel.HOST
+) -> tuple[int, ...]:
     """Make `exec-<number>` with its limits, and open LEAF_DESCRIPTORS in their order.
 
     The caller owns the descriptors. Raises OSError; then the leaf is gone again.
@@ -207,7 +221,7 @@ def make_leaf(box: int, number: int, limits: CgroupLimits, owner: int) -> tuple[
         leaf = os.open(name, os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW, dir_fd=box)
         opened.append(leaf)
         controllers = controllers_of(leaf)
-        apply(leaf, limits, controllers)
+        apply(leaf, limits, controllers, kernel)
         if "memory" in controllers:
             write(leaf, "memory.oom.group", "1")
         write(leaf, "cgroup.max.descendants", "0")
