@@ -22,7 +22,7 @@ WANTED = {
     "gate.sandbox.no_credential_reaches": ("tests.redteam.test_no_credential", GVISOR),
     "gate.sandbox.network_denied": ("tests.redteam.test_network_denied", GVISOR),
     "gate.sandbox.egress_allowlisted": ("tests.redteam.test_egress_allowlisted", GVISOR),
-    "gate.sandbox.limits_enforced": ("tests.redteam.test_production", QEMU),
+    "gate.sandbox.limits_enforced": ("tests.redteam.test_gvisor_controllers", QEMU),
     "gate.sandbox.production_refuses_dev": ("tests.redteam.test_production", QEMU),
 }
 
