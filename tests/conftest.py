@@ -3,14 +3,18 @@
 The lab's runner (`tests/lab/run --tests`) drives them; see `tests/lab/README.md`.
 """
 
+import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+import pytest
 from hypothesis import settings
 
 from tests.lab.plugin import (
+    marked,
     pytest_addoption,
     pytest_collection_modifyitems,
     pytest_configure,
@@ -31,3 +35,18 @@ __all__ = [
 # No test is timed: a busy machine is no failure.
 settings.register_profile("untimed", deadline=None)
 settings.load_profile("untimed")
+
+
+@pytest.fixture(autouse=True)
+def nothing_stays_quarantined(request: pytest.FixtureRequest) -> Iterator[None]:
+    """A test against the daemon leaves no environment that could not be proven gone: the next
+    tests would find it in the books and take it for theirs."""
+    if "SBXD_LANE" not in os.environ or "daemon" not in marked(request.node, "needs"):
+        yield
+        return
+    from tests.redteam.inventory import quarantined_ids
+
+    before = quarantined_ids()
+    yield
+    left = quarantined_ids() - before
+    assert not left, f"quarantined since the test began: {sorted(left)}"

@@ -11,11 +11,8 @@ process that is none of ours, must still be there: otherwise the repair killed t
 
 import os
 import random
-import shutil
 import signal
-import sqlite3
 import subprocess
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -29,7 +26,7 @@ from sbxd.client.remote import RemoteExecutionEnvironment, connect
 from sbxd.port.environment import EnvironmentHandle, EnvironmentSpec
 from sbxd.port.errors import PortError
 from sbxd.port.limits import MIB, ResourceLimits
-from tests.redteam.inventory import CGROUP, STATE, wait_settled
+from tests.redteam.inventory import CGROUP, STATE, journal_states, wait_settled
 from tests.redteam.live import WORKER_SOCKET, Live, admin, specification
 
 DAEMON, LAUNCHER = "sbxd.service", "sbxd-launcher.service"
@@ -335,16 +332,5 @@ def ids_held() -> set[str]:
 
 
 def journal_ids() -> set[str]:
-    """Every id that the journal does not call gone, read from a copy of it."""
-    with tempfile.TemporaryDirectory() as directory:
-        for path in (STATE / "journal").glob("journal.sqlite*"):
-            with suppress(FileNotFoundError):
-                shutil.copy(path, directory)
-        connection = sqlite3.connect(Path(directory) / "journal.sqlite")
-        try:
-            rows = connection.execute(
-                "SELECT environment_id FROM environments WHERE state != 'GONE'"
-            ).fetchall()
-        finally:
-            connection.close()
-    return {name for (name,) in rows}
+    """Every id that the journal does not call gone."""
+    return {name for name, state in journal_states().items() if state != "GONE"}

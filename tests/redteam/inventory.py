@@ -8,9 +8,13 @@ may stand.
 import fcntl
 import os
 import re
+import shutil
+import sqlite3
 import subprocess
 import sys
+import tempfile
 from collections import Counter
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -207,3 +211,20 @@ async def wait_settled(*, within_seconds: float = 90) -> Kernel:
                 return now
             previous = now
             await trio.lowlevel.checkpoint()
+
+
+def journal_states() -> dict[str, str]:
+    """What the creation journal says of each environment id, read from a copy of it."""
+    with tempfile.TemporaryDirectory() as directory:
+        for path in (STATE / "journal").glob("journal.sqlite*"):
+            with suppress(FileNotFoundError):
+                shutil.copy(path, directory)
+        with closing(sqlite3.connect(Path(directory) / "journal.sqlite")) as connection:
+            return dict(connection.execute("SELECT environment_id, state FROM environments"))
+
+
+def quarantined_ids() -> set[str]:
+    """Every id that the journal calls quarantined; of no journal, none."""
+    if not (STATE / "journal" / "journal.sqlite").exists():
+        return set()
+    return {name for name, state in journal_states().items() if state == "QUARANTINED"}
