@@ -176,24 +176,25 @@ async def test_what_cannot_be_destroyed_meanwhile_is_quarantined_by_the_next_sta
                     await refused(remote, image)
                 with suppress(PortError):
                     await remote.destroy(handle)
+                # A full disk may have kept one page for it: then the database says it, and
+                # otherwise the marker. (Which of the two: `tests/lifecycle/test_journal_failures`.)
                 await _quarantined(name)
-                marker = JOURNAL / "quarantine" / name
-                assert marker.exists() == (how == "full")
                 if how == "full":
                     make_room()
                 else:
                     run("systemctl", "stop", DAEMON)
                     repair(tmp_path)
                 restart()
-                # With a marker it is left as it is; without one its removal is tried and fails.
+                # What said it is left as it is; without either its removal is tried and fails.
                 await _quarantined(name)
                 async with admin() as client:
                     assert name in {each.name for each in await client.quarantine()}
                 assert volume.exists()
             finally:
                 run("chattr", "-i", str(volume))
-            async with admin() as client:
-                await client.clear_quarantine(name, ClearingWord.ONLY_WITH_PROOF)
+                with suppress(PortError):
+                    async with admin() as client:
+                        await client.clear_quarantine(name, ClearingWord.ONLY_WITH_PROOF)
             assert not volume.exists()
     await wait_settled(within_seconds=180)
 
