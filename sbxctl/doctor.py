@@ -1,25 +1,32 @@
 """`sbxctl doctor`: what this host can enforce, what is missing, and the exact fix.
 
 The daemon's own probes (made by the launcher, which may look) are the answer when it runs. When it
-cannot be reached, doctor says why, from what any user may read; it changes nothing.
+cannot be reached, doctor says why, from what any user may read: the configuration among it, and
+what systemd knows of the service. It changes nothing.
 """
 
 import grp
 import os
 import stat
+import subprocess
 import sys
 from pathlib import Path
 
 import click
 import trio
 
+from sbxctl.config import problems_of
 from sbxctl.exits import Exit
 from sbxctl.report import print_json, show_posture
 from sbxd.client.admin import connect_admin
 from sbxd.port.errors import ExecutionRejected, ExecutionUnavailable
+from sbxd.settings import CONFIGURATION_FILE
 from sbxd.wire.descriptions import PostureItem
 
 CONTROLLERS = ("cpu", "memory", "pids")
+# The daemon's exit status when it refuses its configuration or its host (sbxd(8)).
+REFUSED = 2
+SYSTEMCTL_SECONDS = 10.0
 
 
 @click.command("doctor")
@@ -44,13 +51,7 @@ async def _from_daemon(socket: str) -> tuple[PostureItem, ...]:
             described = await admin.describe()
             images = await admin.image_list()
     except (ExecutionUnavailable, ExecutionRejected) as error:
-        silent = PostureItem(
-            name="sbxd",
-            state="missing",
-            detail=f"no answer: {error.detail}",
-            fix="systemctl status sbxd sbxd-launcher; journalctl -u sbxd -u sbxd-launcher",
-        )
-        return (*_local(socket), silent)
+        return (*_local(socket), await trio.to_thread.run_sync(_silent, error.detail))
     summary = (
         f"{described.version}, mechanism {described.mechanism}, {described.deployment_mode}, "
         f"{described.environments} environments, reserve {described.reserve_ready} of "
@@ -74,7 +75,50 @@ async def _from_daemon(socket: str) -> tuple[PostureItem, ...]:
 
 
 def _local(socket: str) -> tuple[PostureItem, ...]:
-    return (_systemd(), _cgroup(), _user_namespaces(), _socket(socket))
+    configuration = _configuration(Path(CONFIGURATION_FILE))
+    return (_systemd(), _cgroup(), _user_namespaces(), configuration, _socket(socket))
+
+
+def _silent(why: str) -> PostureItem:
+    """The daemon, which did not answer."""
+    if _exit_status() == REFUSED:
+        return PostureItem(
+            name="sbxd",
+            state="missing",
+            detail="refused to start, with this configuration on this host, and is not started "
+            "again by itself",
+            fix="sbxctl logs daemon -p err says each reason; then systemctl restart sbxd",
+        )
+    return PostureItem(
+        name="sbxd",
+        state="missing",
+        detail=f"no answer: {why}",
+        fix="systemctl status sbxd sbxd-launcher; journalctl -u sbxd -u sbxd-launcher",
+    )
+
+
+def _exit_status() -> int | None:
+    """Of the service's last run, when that is over; None where it is not known."""
+    command = ["systemctl", "show", "--property=ExecMainStatus", "--value", "sbxd.service"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=SYSTEMCTL_SECONDS)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    text = done.stdout.strip()
+    return int(text) if text.isdecimal() else None
+
+
+def _configuration(file: Path) -> PostureItem:
+    problems = problems_of(file)
+    if not problems:
+        return PostureItem(name="configuration", state="ok", detail=str(file))
+    more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+    return PostureItem(
+        name="configuration",
+        state="missing",
+        detail=f"{file} is refused: {problems[0]}{more}",
+        fix="correct it until `sbxctl config check` is content; then systemctl restart sbxd",
+    )
 
 
 def _systemd() -> PostureItem:

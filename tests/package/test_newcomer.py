@@ -169,7 +169,8 @@ def _leave(host: Host, seen: Walk) -> None:
         *("--uid=alice", "sbxctl", "run", "--", "python3", "-c", SLEEPER),
     ).ok()
     host.shell(
-        "until grep -q up /tmp/sleeper; do systemctl is-active -q sleeper && sleep 0.5; done"
+        "until grep -q up /tmp/sleeper; do "
+        "systemctl is-active -q sleeper || { cat /tmp/sleeper; exit 1; }; sleep 0.5; done"
     ).ok()
     seen.running = host.inventory()
     seen.done["purge"] = host.apt("purge", "sbxd")
