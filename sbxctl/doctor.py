@@ -26,7 +26,11 @@ from sbxd.wire.descriptions import PostureItem
 CONTROLLERS = ("cpu", "memory", "pids")
 # The daemon's exit status when it refuses its configuration or its host (sbxd(8)).
 REFUSED = 2
+SHOW = ("systemctl", "show", "--property=ActiveState,ExecMainStatus", "sbxd.service")
+# A start that is about to fail has closed the connection already.
+UNDER_WAY = frozenset({"activating", "deactivating"})
 SYSTEMCTL_SECONDS = 10.0
+SETTLE_SECONDS = 0.1
 
 
 @click.command("doctor")
@@ -51,7 +55,7 @@ async def _from_daemon(socket: str) -> tuple[PostureItem, ...]:
             described = await admin.describe()
             images = await admin.image_list()
     except (ExecutionUnavailable, ExecutionRejected) as error:
-        return (*_local(socket), await trio.to_thread.run_sync(_silent, error.detail))
+        return (*_local(socket), await _silent(error.detail))
     summary = (
         f"{described.version}, mechanism {described.mechanism}, {described.deployment_mode}, "
         f"{described.environments} environments, reserve {described.reserve_ready} of "
@@ -79,9 +83,9 @@ def _local(socket: str) -> tuple[PostureItem, ...]:
     return (_systemd(), _cgroup(), _user_namespaces(), configuration, _socket(socket))
 
 
-def _silent(why: str) -> PostureItem:
+async def _silent(why: str) -> PostureItem:
     """The daemon, which did not answer."""
-    if _exit_status() == REFUSED:
+    if await _exit_status() == REFUSED:
         return PostureItem(
             name="sbxd",
             state="missing",
@@ -97,15 +101,21 @@ def _silent(why: str) -> PostureItem:
     )
 
 
-def _exit_status() -> int | None:
-    """Of the service's last run, when that is over; None where it is not known."""
-    command = ["systemctl", "show", "--property=ExecMainStatus", "--value", "sbxd.service"]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=SYSTEMCTL_SECONDS)
-    except (OSError, subprocess.SubprocessError):
-        return None
-    text = done.stdout.strip()
-    return int(text) if text.isdecimal() else None
+async def _exit_status() -> int | None:
+    """Of the service's last run, once that is over; None where it is not, or is not known."""
+    with trio.move_on_after(SYSTEMCTL_SECONDS):
+        while True:
+            try:
+                done = await trio.run_process(SHOW, capture_stdout=True, capture_stderr=True)
+            except (OSError, subprocess.CalledProcessError):
+                return None
+            lines = done.stdout.decode().splitlines()
+            known = dict(line.split("=", 1) for line in lines if "=" in line)
+            if known.get("ActiveState") not in UNDER_WAY:
+                status = known.get("ExecMainStatus", "")
+                return int(status) if status.isdecimal() else None
+            await trio.sleep(SETTLE_SECONDS)
+    return None
 
 
 def _configuration(file: Path) -> PostureItem:
