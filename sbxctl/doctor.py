@@ -119,14 +119,14 @@ async def _exit_status() -> int | None:
 
 
 def _configuration(file: Path) -> PostureItem:
-    problems = problems_of(file)
-    if not problems:
+    told = [str(each) for each in problems_of(file)]
+    if not told:
         return PostureItem(name="configuration", state="ok", detail=str(file))
-    more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+    more = f" (and {len(told) - 1} more)" if len(told) > 1 else ""
     return PostureItem(
         name="configuration",
         state="missing",
-        detail=f"{file} is refused: {problems[0]}{more}",
+        detail=f"{file} is refused: {told[0]}{more}",
         fix="correct it until `sbxctl config check` is content; then systemctl restart sbxd",
     )
 
