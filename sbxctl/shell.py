@@ -41,7 +41,13 @@ do not work, and a command reads nothing. Ctrl-C cancels the command, Ctrl-D or 
 @click.option("--pids", type=click.IntRange(1), help="Processes and threads.")
 @click.option("--disk", type=Size(), help="Bytes of the workspace, like 64M.")
 @click.option("--inodes", type=click.IntRange(16), help="Files of the workspace.")
-@click.option("--timeout", type=click.IntRange(1, 86400), default=300, show_default=True)
+@click.option(
+    "--timeout",
+    type=click.IntRange(1, 86400),
+    default=300,
+    show_default=True,
+    help="Seconds that a command may take.",
+)
 @click.option("--max-output", type=Size(), default=4 * 2**20, help="Bytes kept of each stream.")
 @click.option("--network", is_flag=True, help="Let the commands use the configured destinations.")
 @click.argument("environment_id", required=False)

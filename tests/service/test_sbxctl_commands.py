@@ -315,13 +315,14 @@ async def test_a_missing_socket_names_the_unit_to_start(tmp_path: Path) -> None:
     assert "systemctl enable --now sbxd-admin.socket" in ran.stderr
 
 
-async def test_a_socket_that_nobody_serves_names_the_journal(tmp_path: Path) -> None:
+async def test_a_socket_that_nobody_serves_names_the_doctor_and_the_log(tmp_path: Path) -> None:
     path = tmp_path / "dead.sock"
     with socket.socket(socket.AF_UNIX) as bound:
         bound.bind(str(path))
         ran = await sbxctl("--socket", str(path), "ls")
     assert ran.code == Exit.UNAVAILABLE
-    assert "journalctl" in ran.stderr
+    assert "sbxctl doctor" in ran.stderr
+    assert "sbxctl logs daemon launcher" in ran.stderr
 
 
 async def test_doctor_without_a_daemon_has_a_fix_for_each_thing_that_is_missing(
