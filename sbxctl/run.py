@@ -13,7 +13,7 @@ from sbxctl.report import console, print_json, show_result
 from sbxctl.session import run_verb
 from sbxctl.specification import LimitOptions, require_mechanism, specification
 from sbxctl.transfer import Transfer, get_file, put_file
-from sbxctl.units import Cpus, Size
+from sbxctl.units import Cpus, EnvironmentName, Size
 from sbxd.client.admin import AdminClient
 from sbxd.client.remote import CancelledHook, Hooks
 from sbxd.port.command import ExecutionCommand, ExecutionResult, KillReason
@@ -255,7 +255,7 @@ def run(
 @click.option("--directory", default=".", help="Working directory, relative to /workspace.")
 @click.option("--network", is_flag=True, help="Let it use the environment's destinations.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")
-@click.argument("environment_id")
+@click.argument("environment_id", type=EnvironmentName())
 @click.argument("argv", nargs=-1, required=True)
 @click.pass_obj
 def execute(
@@ -266,7 +266,7 @@ def execute(
     directory: str,
     network: bool,
     as_json: bool,
-    environment_id: str,
+    environment_id: EnvironmentId,
     argv: tuple[str, ...],
 ) -> None:
     """Run one more command in a live environment (one at a time).
@@ -280,7 +280,7 @@ def execute(
 
     async def verb(admin: AdminClient) -> int:
         command = options.command()
-        info = await admin.inspect(EnvironmentId(environment_id))
+        info = await admin.inspect(environment_id)
         timings = Timings(started=monotonic())
         timings.provisioned = timings.started
         result = await execute_in(admin, info.handle, command, timings, live=not as_json)
