@@ -13,7 +13,7 @@ from sbxctl.report import console, print_json, show_result
 from sbxctl.session import run_verb
 from sbxctl.specification import LimitOptions, require_mechanism, specification
 from sbxctl.transfer import Transfer, get_file, put_file
-from sbxctl.units import Cpus, Size
+from sbxctl.units import Cpus, EnvironmentName, Size
 from sbxd.client.admin import AdminClient
 from sbxd.client.remote import CancelledHook, Hooks
 from sbxd.port.command import ExecutionCommand, ExecutionResult, KillReason
@@ -161,7 +161,13 @@ def _finish(
 @click.option("--pids", type=click.IntRange(1), help="Processes and threads.")
 @click.option("--disk", type=Size(), help="Bytes of the workspace, like 64M.")
 @click.option("--inodes", type=click.IntRange(16), help="Files of the workspace.")
-@click.option("--timeout", type=click.IntRange(1, 86400), default=300, show_default=True)
+@click.option(
+    "--timeout",
+    type=click.IntRange(1, 86400),
+    default=300,
+    show_default=True,
+    help="Seconds that a command may take.",
+)
 @click.option("--max-output", type=Size(), default=4 * 2**20, help="Bytes kept of each stream.")
 @click.option("--put", multiple=True, metavar="FILE[:NAME]", help="Copy a file in first.")
 @click.option("--get", multiple=True, metavar="NAME[:FILE]", help="Copy a file out afterwards.")
@@ -195,7 +201,7 @@ def run(
     """Run one command in a fresh environment, show everything, and leave nothing behind.
 
     The command's own exit code is passed through; a kill and a refusal have codes of their own
-    (see the README). Put -- before the command: sbxctl run --memory 256M -- python3 -c 'print(1)'
+    (see sbxctl(1)). Put -- before the command: sbxctl run --memory 256M -- python3 -c 'print(1)'
     """
     puts = [parse_put(value) for value in put]
     gets = [parse_get(value) for value in get]
@@ -237,13 +243,19 @@ def run(
 
 
 @click.command("exec", context_settings=_OWN_OPTIONS_FIRST)
-@click.option("--timeout", type=click.IntRange(1, 86400), default=300, show_default=True)
+@click.option(
+    "--timeout",
+    type=click.IntRange(1, 86400),
+    default=300,
+    show_default=True,
+    help="Seconds that a command may take.",
+)
 @click.option("--max-output", type=Size(), default=4 * 2**20, help="Bytes kept of each stream.")
 @click.option("--stdin", type=_STDIN, help="A file, or - for standard input.")
 @click.option("--directory", default=".", help="Working directory, relative to /workspace.")
 @click.option("--network", is_flag=True, help="Let it use the environment's destinations.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")
-@click.argument("environment_id")
+@click.argument("environment_id", type=EnvironmentName())
 @click.argument("argv", nargs=-1, required=True)
 @click.pass_obj
 def execute(
@@ -254,7 +266,7 @@ def execute(
     directory: str,
     network: bool,
     as_json: bool,
-    environment_id: str,
+    environment_id: EnvironmentId,
     argv: tuple[str, ...],
 ) -> None:
     """Run one more command in a live environment (one at a time).
@@ -268,7 +280,7 @@ def execute(
 
     async def verb(admin: AdminClient) -> int:
         command = options.command()
-        info = await admin.inspect(EnvironmentId(environment_id))
+        info = await admin.inspect(environment_id)
         timings = Timings(started=monotonic())
         timings.provisioned = timings.started
         result = await execute_in(admin, info.handle, command, timings, live=not as_json)

@@ -21,7 +21,7 @@ from sbxctl.report import console
 from sbxctl.run import ENDED_WITH_THE_ENVIRONMENT, Timings, destroy, execute_in
 from sbxctl.session import run_verb
 from sbxctl.specification import LimitOptions, specification
-from sbxctl.units import Cpus, Size
+from sbxctl.units import Cpus, EnvironmentName, Size
 from sbxd.client.admin import AdminClient
 from sbxd.port.command import ExecutionCommand, ExecutionResult, KillReason
 from sbxd.port.environment import WORKSPACE_ROOT, EnvironmentHandle
@@ -41,10 +41,16 @@ do not work, and a command reads nothing. Ctrl-C cancels the command, Ctrl-D or 
 @click.option("--pids", type=click.IntRange(1), help="Processes and threads.")
 @click.option("--disk", type=Size(), help="Bytes of the workspace, like 64M.")
 @click.option("--inodes", type=click.IntRange(16), help="Files of the workspace.")
-@click.option("--timeout", type=click.IntRange(1, 86400), default=300, show_default=True)
+@click.option(
+    "--timeout",
+    type=click.IntRange(1, 86400),
+    default=300,
+    show_default=True,
+    help="Seconds that a command may take.",
+)
 @click.option("--max-output", type=Size(), default=4 * 2**20, help="Bytes kept of each stream.")
 @click.option("--network", is_flag=True, help="Let the commands use the configured destinations.")
-@click.argument("environment_id", required=False)
+@click.argument("environment_id", required=False, type=EnvironmentName())
 @click.pass_obj
 def shell(
     socket: str,
@@ -57,7 +63,7 @@ def shell(
     timeout: int,
     max_output: int,
     network: bool,
-    environment_id: str | None,
+    environment_id: EnvironmentId | None,
 ) -> None:
     """Type commands, line by line, in one environment.
 
@@ -73,7 +79,7 @@ def shell(
 
     async def verb(admin: AdminClient) -> int:
         if environment_id is not None:
-            info = await admin.inspect(EnvironmentId(environment_id))
+            info = await admin.inspect(environment_id)
             return await Loop(admin, info.handle, how).run()
         described = await admin.describe()
         wanted = specification(

@@ -15,7 +15,7 @@ import trio
 
 from sbxd import daemon
 from sbxd.config import ConfigError, load
-from sbxd.notify import Notifier, passed_sockets, watchdog_seconds
+from sbxd.notify import Notifier, passed_sockets, turn_away, watchdog_seconds
 
 CREDENTIAL_NAME = "service-credential"
 CREDENTIAL_BYTES_MAX = 1024
@@ -46,14 +46,25 @@ def main() -> int:
         handler.setFormatter(PriorityPrefix())
     logging.basicConfig(level=logging.INFO, handlers=[handler])
     log = logging.getLogger("sbxd")
+    passed = passed_sockets(os.environ)
+    status = _serve(arguments.config, passed, log)
+    if status is daemon.ExitStatus.REFUSED:
+        # Who goes on waiting there would have this start again at once, for the same refusal.
+        turned_away = turn_away(passed.values())
+        if turned_away:
+            log.error("clients that waited and were turned away: %d", turned_away)
+    return status
+
+
+def _serve(file: Path, passed: dict[str, int], log: logging.Logger) -> daemon.ExitStatus:
     try:
-        settings = load(arguments.config)
+        settings = load(file)
     except ConfigError as problem:
-        log.error("refusing to start: configuration %s: %s", arguments.config, problem)
+        log.error("refusing to start: configuration %s: %s", file, problem)
         return daemon.ExitStatus.REFUSED
     try:
         given = daemon.Given(
-            passed=passed_sockets(os.environ),
+            passed=passed,
             credential=read_credential(os.environ),
             watchdog_seconds=watchdog_seconds(os.environ),
             notifier=Notifier(os.environ.get("NOTIFY_SOCKET")),

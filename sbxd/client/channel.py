@@ -208,7 +208,10 @@ class Channel:
                 if event is Pause.CLOSED:
                     raise _unreachable("the daemon closed the connection before its greeting")
                 self._connection.receive_data(await self._receive())
-        except (OSError, anyio.BrokenResourceError, ProtocolError) as error:
+        except anyio.BrokenResourceError:
+            # Closed with our Hello unread, which the kernel calls a reset.
+            raise _unreachable("the daemon closed the connection before its greeting") from None
+        except (OSError, ProtocolError) as error:
             raise _unreachable(f"the greeting failed: {_cause(error)}") from None
 
     async def run(self) -> None:

@@ -4,8 +4,10 @@ from pathlib import Path
 
 import pytest
 import trio
+from msgspec.structs import replace
 from trio.testing import MockClock
 
+from sbxd.audit.events import EnvironmentDestroyFailed, EnvironmentQuarantined, Priority
 from sbxd.audit.lease_events import ClearingProof, QuarantineCleared
 from sbxd.lifecycle.journal import JournalState
 from sbxd.port.environment import EnvironmentHandle
@@ -13,7 +15,7 @@ from sbxd.port.errors import ExecutionRejected, ExecutionUnavailable, RejectedCo
 from sbxd.port.ids import EnvironmentId
 from sbxd.wire.repair import ClearingWord
 from tests.lifecycle.double import Script
-from tests.lifecycle.world import ADMIN, WORKER, World, open_store, open_world, spec
+from tests.lifecycle.world import ADMIN, DEFAULT, WORKER, World, open_store, open_world, spec
 
 WITH_PROOF, BY_WORD = ClearingWord.ONLY_WITH_PROOF, ClearingWord.OPERATOR_WORD
 
@@ -26,6 +28,29 @@ async def quarantined(world: World, autojump_clock: MockClock) -> EnvironmentHan
     await trio.sleep(30)
     assert world.store.states() == {handle.environment_id: JournalState.QUARANTINED}
     return handle
+
+
+@pytest.mark.parametrize("failures", [1, 2, 3, 6])
+async def test_the_operator_says_after_how_many_failures_it_is_an_alert(
+    tmp_path: Path, autojump_clock: MockClock, failures: int
+) -> None:
+    limits = replace(DEFAULT.limits, destroy_failures_max=failures)
+    async with open_world(tmp_path, settings=replace(DEFAULT, limits=limits)) as world:
+        spared = await world.environments.provision(WORKER, spec())
+        world.mechanism.script.destroy_failures = failures - 1
+        await world.environments.destroy(WORKER, spared)
+        await trio.sleep(60)
+        # The control: one failure less is no alert.
+        assert world.sink.of(EnvironmentQuarantined) == []
+        assert len(world.sink.of(EnvironmentDestroyFailed)) == failures - 1
+        handle = await world.environments.provision(WORKER, spec())
+        world.mechanism.script.destroy_failures = failures
+        await world.environments.destroy(WORKER, handle)
+        await trio.sleep(60)
+        (alert,) = world.sink.of(EnvironmentQuarantined)
+        assert (alert.environment_id, alert.PRIORITY) == (handle.environment_id, Priority.ALERT)
+        assert len(world.sink.of(EnvironmentDestroyFailed)) == 2 * failures - 1
+        assert world.store.states() == {handle.environment_id: JournalState.QUARANTINED}
 
 
 async def test_it_is_shown_with_what_the_kernel_holds(

@@ -19,7 +19,6 @@ import select
 import signal
 import socket
 import subprocess
-import sys
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
@@ -277,7 +276,8 @@ def _child(what: Boot, gate: Gate, root: int, program: int) -> NoReturn:
         )
     except BaseException as problem:
         with suppress(OSError):
-            os.write(journal, f"before runsc: {type(problem).__name__}: {problem}\n".encode())
+            os.dup2(journal, 2)
+            process.say(process.ERROR, f"before runsc: {type(problem).__name__}: {problem}")
         os._exit(1)
 
 
@@ -312,7 +312,7 @@ def _tell(root: int) -> None:
     """What runsc said goes to the launcher's journal, never into a reply."""
     with suppress(OSError), open("log", "rb", opener=_below(root)) as file:
         text = file.read()[-_LOG_BYTES_MAX:].decode("utf-8", "replace")
-        print(f"runsc: {text!a}", file=sys.stderr, flush=True)
+        process.say(process.ERROR, f"runsc: {text!a}")
 
 
 def _below(root: int) -> Callable[[str, int], int]:
