@@ -1,6 +1,7 @@
 """A corpus of hostile layers. Each is refused whole or laid harmlessly, what it aims at outside is
 untouched, and beside each a neighbour that differs in the attack alone unpacks."""
 
+import errno
 import gzip
 import io
 import os
@@ -268,6 +269,25 @@ def test_an_image_never_takes_all_that_is_free(
         images.unpack(digest)
     monkeypatch.undo()
     monkeypatch.setattr(hostpaths, "STATE_DIRECTORY", str(state))
+    images.unpack(digest)
+
+
+@pytest.mark.parametrize("what", ["bytes_left_free", "entries_left_free"])
+def test_what_others_take_of_the_disk_meanwhile_is_not_this_images(
+    what: str, state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two that are unpacked side by side had both been promised the same free space."""
+    digest = put_image(state, tar_of((entry("x"), b"x")))
+    of_the_disk = images._room
+    taken = {"value": 2**60}
+    monkeypatch.setattr(
+        images, "_room", lambda root: of_the_disk(root)._replace(**{what: taken["value"]})
+    )
+    with pytest.raises(OSError, match="No space left") as caught:
+        images.unpack(digest)
+    assert caught.value.errno == errno.ENOSPC
+    assert not list((state / "unpacked").glob("*"))
+    taken["value"] = 1
     images.unpack(digest)
 
 
