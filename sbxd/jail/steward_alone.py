@@ -49,19 +49,11 @@ class Beginning:
         try:
             self._gate.receive_done("steward")
         except BaseException:
-            self._end()
+            self.end()
             raise
 
-    def go_on(self) -> None:
-        """Tell it that its maps are written. Raises OSError; then it is not left."""
-        try:
-            self._gate.send(MAPPED)
-        except BaseException:
-            self._end()
-            self.close()
-            raise
-
-    def _end(self) -> None:
+    def end(self) -> None:
+        """Kill and reap it."""
         with suppress(ProcessLookupError):
             signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
         with suppress(ChildProcessError, TimeoutError):
@@ -87,7 +79,12 @@ def begin_steward(plan: StewardPlan, serve: Serve = serve_workspace) -> Beginnin
         raise
     finally:
         theirs.close()
-    beginning.go_on()
+    try:
+        ours.send(MAPPED)
+    except BaseException:
+        beginning.end()
+        beginning.close()
+        raise
     return beginning
 
 

@@ -31,6 +31,7 @@ from sbxd.wire.repair import ClearingWord
 from tests.audit.live_records import position, since
 from tests.kernel.test_launcher_verify import FAULTY
 from tests.lab.internet import internet
+from tests.pacing import next_look
 from tests.redteam import test_bridge, test_egress_abuse, test_no_orphans, test_operator_interferes
 from tests.redteam.egress import CONFIGURATION, allowlist, configured, networked
 from tests.redteam.faults import DAEMON, LAUNCHER, SMALL, main_pid
@@ -68,14 +69,14 @@ async def restored() -> None:
                 async with admin() as client:
                     await client.describe()
                     return
-            await trio.lowlevel.checkpoint()
+            await next_look()
 
 
 async def seen(kind: type[e.AuditEvent], after: int) -> None:
     """Until an event of this type is recorded."""
     with trio.fail_after(WITHIN_SECONDS):
         while kind.__name__ not in {each.event for each in since(after)}:
-            await trio.lowlevel.checkpoint()
+            await next_look()
 
 
 @contextmanager

@@ -26,6 +26,7 @@ from sbxd.mechanism.protocol import (
 from sbxd.mechanism.starting import NeverReleased
 from tests.kernel import launcher_subject as subject
 from tests.kernel.launcher_subject import ENVIRONMENT, LIMITS, Launcher
+from tests.pacing import next_look
 
 pytestmark = pytest.mark.needs("cgroup2", "idmap", "image", "loop", "root", "systemd")
 SHOWN = (
@@ -124,7 +125,7 @@ async def test_a_process_that_dies_as_a_command_takes_it_is_replaced_so_often(
                 leaf = box(slot) / f"exec-{run.number}"
                 (leaf / "cgroup.kill").write_text("1")
                 while processes(leaf):
-                    await trio.lowlevel.checkpoint()
+                    await next_look()
             return await say(run, streams)
 
         monkeypatch.setattr(slot._init, "run", say_to_the_dead)

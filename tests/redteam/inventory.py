@@ -20,6 +20,7 @@ from pathlib import Path
 
 import trio
 
+from tests.pacing import next_look
 from tests.redteam.live import admin
 
 CGROUP = Path("/sys/fs/cgroup")
@@ -210,7 +211,7 @@ async def wait_settled(*, within_seconds: float = 90) -> Kernel:
             ):
                 return now
             previous = now
-            await trio.lowlevel.checkpoint()
+            await next_look()
 
 
 def journal_states() -> dict[str, str]:

@@ -26,6 +26,7 @@ from sbxd.tools.run_artifacts import StoreOfRun
 from sbxd.tools.tool import ToolError, ToolName, ToolResult
 from sbxd.tools.toolbox import Toolbox
 from tests.artifacts.world import fetched
+from tests.pacing import next_look
 from tests.redteam.live import WORKER_SOCKET, default_image, specification
 
 pytestmark = [pytest.mark.needs("daemon"), pytest.mark.also("gvisor")]
@@ -226,7 +227,7 @@ async def test_what_is_swapped_or_changed_meanwhile_is_whole_or_refused(
         workspace = await run.scope.workspace()
         with trio.fail_after(60):
             while path not in {entry.path for entry in await workspace.listdir(".")}:
-                await trio.lowlevel.checkpoint()
+                await next_look()
         said: list[str] = []
         for _ in range(30):
             try:

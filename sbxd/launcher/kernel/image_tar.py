@@ -55,13 +55,21 @@ def add_mount_points() -> None:
 
 
 class Room(NamedTuple):
-    """What an image may take, and what it leaves free whoever else takes from the disk meanwhile
-    (images are unpacked side by side)."""
+    """What is left for an image, and what it leaves free whoever else takes from the disk."""
 
     entries: int
     size_bytes: int
-    entries_left_free: int
-    bytes_left_free: int
+    entries_kept: int
+    bytes_kept: int
+
+
+def room_of(root: int, share: float) -> Room:
+    """A share of what is free: no image fills the disk that everybody's state is on."""
+    free = os.fstatvfs(root)
+    entries = int(free.f_favail * share) if free.f_files else ENTRIES_MAX
+    bytes_free = free.f_bavail * free.f_frsize
+    kept = (int(free.f_favail * (1 - share)), int(bytes_free * (1 - share)))
+    return Room(min(entries, ENTRIES_MAX), min(int(bytes_free * share), BYTES_MAX), *kept)
 
 
 class Extractor:
@@ -276,10 +284,8 @@ class Extractor:
 
     def _leave_room(self) -> None:
         """Raises OSError(ENOSPC) when too little is free by now."""
-        free = os.fstatvfs(self._root)
-        if free.f_bavail * free.f_frsize < self._room.bytes_left_free or (
-            free.f_files and free.f_favail < self._room.entries_left_free
-        ):
+        free, room = os.fstatvfs(self._root), self._room
+        if free.f_bavail * free.f_frsize < room.bytes_kept or free.f_favail < room.entries_kept:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     # --- removing -----------------------------------------------------------------------------

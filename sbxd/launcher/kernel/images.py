@@ -24,13 +24,7 @@ from typing import NoReturn
 from sbxd.jail import syscalls
 from sbxd.launcher.kernel import hostpaths, mounts, process, uids
 from sbxd.launcher.kernel.image_stream import LayerStream
-from sbxd.launcher.kernel.image_tar import (
-    BYTES_MAX,
-    ENTRIES_MAX,
-    Extractor,
-    Room,
-    add_mount_points,
-)
+from sbxd.launcher.kernel.image_tar import Extractor, Room, add_mount_points, room_of
 from sbxd.oci import documents
 from sbxd.oci.documents import DOCUMENT_BYTES_MAX, Descriptor
 from sbxd.oci.media import Compression, compression_of
@@ -200,7 +194,7 @@ def _extract_all(store: int, target: str, blobs: int, layers: tuple[Layer, ...])
     root = os.open(target, os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW, dir_fd=store)
     text = mounts.map_text([(0, uids.IMAGE_BASE, uids.IMAGE_BLOCK_SIZE)])
     namespace = mounts.user_namespace(text)
-    room = _room(root)
+    room = room_of(root, _FREE_SHARE)
     try:
         for number, layer in enumerate(layers, start=1):
             place = _Place(root, namespace, number == 1, number == len(layers))
@@ -221,19 +215,6 @@ class _Place:
     namespace: int
     is_first: bool
     is_last: bool
-
-
-def _room(root: int) -> Room:
-    """A share of what is free, so that no image fills the disk that everybody's state is on."""
-    free = os.fstatvfs(root)
-    entries = int(free.f_favail * _FREE_SHARE) if free.f_files else ENTRIES_MAX
-    size_bytes = int(free.f_bavail * free.f_frsize * _FREE_SHARE)
-    return Room(
-        min(entries, ENTRIES_MAX),
-        min(size_bytes, BYTES_MAX),
-        entries_left_free=int(free.f_favail * (1 - _FREE_SHARE)),
-        bytes_left_free=int(free.f_bavail * free.f_frsize * (1 - _FREE_SHARE)),
-    )
 
 
 def _extract(place: _Place, blobs: int, layer: Layer, room: Room) -> Room:
@@ -278,10 +259,8 @@ def _outcome(status: int, report: bytes, room: Room) -> Room:
         taken = _TAKEN.fullmatch(report)
         if taken is None:
             raise BadArchive("it could not be extracted")
-        entries, size_bytes = int(taken[1]), int(taken[2])
-        return room._replace(
-            entries=room.entries - entries, size_bytes=room.size_bytes - size_bytes
-        )
+        left = (room.entries - int(taken[1]), room.size_bytes - int(taken[2]))
+        return room._replace(entries=left[0], size_bytes=left[1])
     failed = _FAILED.fullmatch(report)
     if failed is not None:
         raise OSError(int(failed[1]), os.strerror(int(failed[1])))
