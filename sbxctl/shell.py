@@ -17,11 +17,12 @@ import click
 import trio
 
 from sbxctl.exits import Exit, of_kill
+from sbxctl.options import bound_options, environment_options
 from sbxctl.report import console
 from sbxctl.run import ENDED_WITH_THE_ENVIRONMENT, Timings, destroy, execute_in
 from sbxctl.session import run_verb
 from sbxctl.specification import LimitOptions, specification
-from sbxctl.units import Cpus, EnvironmentName, Size
+from sbxctl.units import EnvironmentName
 from sbxd.client.admin import AdminClient
 from sbxd.port.command import ExecutionCommand, ExecutionResult, KillReason
 from sbxd.port.environment import WORKSPACE_ROOT, EnvironmentHandle
@@ -35,31 +36,15 @@ do not work, and a command reads nothing. Ctrl-C cancels the command, Ctrl-D or 
 
 
 @click.command("shell")
-@click.option("--image", help="An alias of the configuration, or a sha256 digest.")
-@click.option("--memory", type=Size(), help="Memory, like 256M.")
-@click.option("--cpus", type=Cpus(), help="CPU rate in cores, like 0.5.")
-@click.option("--pids", type=click.IntRange(1), help="Processes and threads.")
-@click.option("--disk", type=Size(), help="Bytes of the workspace, like 64M.")
-@click.option("--inodes", type=click.IntRange(16), help="Files of the workspace.")
-@click.option(
-    "--timeout",
-    type=click.IntRange(1, 86400),
-    default=300,
-    show_default=True,
-    help="Seconds that a command may take.",
-)
-@click.option("--max-output", type=Size(), default=4 * 2**20, help="Bytes kept of each stream.")
+@environment_options
+@bound_options
 @click.option("--network", is_flag=True, help="Let the commands use the configured destinations.")
 @click.argument("environment_id", required=False, type=EnvironmentName())
 @click.pass_obj
 def shell(
     socket: str,
     image: str | None,
-    memory: int | None,
-    cpus: int | None,
-    pids: int | None,
-    disk: int | None,
-    inodes: int | None,
+    asked: LimitOptions,
     timeout: int,
     max_output: int,
     network: bool,
@@ -72,7 +57,6 @@ def shell(
     the directory of cd stay from line to line, variables and processes do not. Ctrl-C cancels the
     command that runs. The exit code is that of the last line, as `sbxctl run` gives it.
     """
-    asked = LimitOptions(memory, cpus, pids, disk, inodes)
     if environment_id is not None and (image is not None or asked != LimitOptions.nothing()):
         raise click.UsageError("a live environment has its image and its limits already")
     how = How(timeout_seconds=timeout, maximum_output_bytes=max_output, network=network)

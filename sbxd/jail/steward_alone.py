@@ -5,7 +5,7 @@ with its maps already written. Everything else is as `sbxd.jail.steward_process`
 
 The caller is the launcher's helper: the host's root, freshly forked, one thread. The steward is
 its child, and the launcher's (a subreaper's) when the helper ends. On an error it is killed and
-reaped before JailError leaves `launch_steward`.
+reaped before the error leaves this module.
 """
 
 import errno
@@ -49,11 +49,15 @@ class Beginning:
         try:
             self._gate.receive_done("steward")
         except BaseException:
-            with suppress(ProcessLookupError):
-                signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
-            with suppress(ChildProcessError, TimeoutError):
-                await_end(self.pidfd)
+            self.end()
             raise
+
+    def end(self) -> None:
+        """Kill and reap it."""
+        with suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
+        with suppress(ChildProcessError, TimeoutError):
+            await_end(self.pidfd)
 
     def close(self) -> None:
         """Release the descriptors."""
@@ -62,21 +66,26 @@ class Beginning:
 
 
 def begin_steward(plan: StewardPlan, serve: Serve = serve_workspace) -> Beginning:
-    """Have the steward born and build itself; `finish` it. Raises JailError."""
+    """Have the steward born and build itself; `finish` it. Raises JailError and OSError; then
+    nothing is left."""
     program = plan.seccomp_steward
     if not program or len(program) % _SOCK_FILTER_BYTES:
         raise JailError("check_the_plan", errno.EINVAL, "a seccomp program is missing or cut")
     ours, theirs = Gate.pair()
     try:
-        pid, pidfd = _clone(plan, ours, theirs, serve)
-        beginning = Beginning(pid, pidfd, ours)
-        ours.send(MAPPED)
-        return beginning
+        beginning = Beginning(*_clone(plan, ours, theirs, serve), ours)
     except BaseException:
         ours.close()
         raise
     finally:
         theirs.close()
+    try:
+        ours.send(MAPPED)
+    except BaseException:
+        beginning.end()
+        beginning.close()
+        raise
+    return beginning
 
 
 def _clone(plan: StewardPlan, ours: Gate, theirs: Gate, serve: Serve) -> tuple[int, int]:

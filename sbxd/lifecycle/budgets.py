@@ -31,6 +31,7 @@ class Budgets:
     number is one more than of pauses, and after the last the environment is quarantined.
     audit_seconds: the last event of a cancelled call.
     audit_retry_seconds: between attempts to record an end. shutdown_seconds: all environments.
+    quarantine_seconds: one pass over what is quarantined.
     """
 
     start_seconds: float = 30.0
@@ -45,6 +46,7 @@ class Budgets:
     audit_seconds: float = 5.0
     audit_retry_seconds: float = 1.0
     shutdown_seconds: float = 20.0
+    quarantine_seconds: float = 10.0
 
 
 def budgets_of(limits: LimitSettings) -> Budgets:

@@ -31,6 +31,7 @@ from sbxd.wire.repair import ClearingWord
 from tests.audit.live_records import position, since
 from tests.kernel.test_launcher_verify import FAULTY
 from tests.lab.internet import internet
+from tests.pacing import next_look
 from tests.redteam import test_bridge, test_egress_abuse, test_no_orphans, test_operator_interferes
 from tests.redteam.egress import CONFIGURATION, allowlist, configured, networked
 from tests.redteam.faults import DAEMON, LAUNCHER, SMALL, main_pid
@@ -68,14 +69,14 @@ async def restored() -> None:
                 async with admin() as client:
                     await client.describe()
                     return
-            await trio.lowlevel.checkpoint()
+            await next_look()
 
 
 async def seen(kind: type[e.AuditEvent], after: int) -> None:
     """Until an event of this type is recorded."""
     with trio.fail_after(WITHIN_SECONDS):
         while kind.__name__ not in {each.event for each in since(after)}:
-            await trio.lowlevel.checkpoint()
+            await next_look()
 
 
 @contextmanager
@@ -181,6 +182,19 @@ async def a_handle_names_another_tenant() -> None:
 
 
 async def an_environment_cannot_be_destroyed() -> None:
+    async with admin() as client:
+        name = await quarantined()
+        await client.clear_quarantine(name, ClearingWord.ONLY_WITH_PROOF)
+
+
+async def what_was_quarantined_can_be_destroyed() -> None:
+    name = await quarantined()
+    async with admin() as client:
+        assert name in (await client.reap()).released
+
+
+async def quarantined() -> EnvironmentId:
+    """An environment that could not be destroyed, and can be by now."""
     before = position().sequence
     async with connect(WORKER_SOCKET, client_name="tests") as remote:
         handle = await remote.provision(specification(await default_image(), SMALL))
@@ -189,8 +203,7 @@ async def an_environment_cannot_be_destroyed() -> None:
             with suppress(PortError):
                 await remote.destroy(handle)
             await seen(e.EnvironmentQuarantined, before)
-    async with admin() as client:
-        await client.clear_quarantine(handle.environment_id, ClearingWord.ONLY_WITH_PROOF)
+    return handle.environment_id
 
 
 async def a_slot_cannot_be_prepared() -> None:
@@ -337,6 +350,7 @@ SCENARIOS = (
         an_environment_cannot_be_destroyed,
         (e.EnvironmentDestroyFailed, e.EnvironmentQuarantined, leases.QuarantineCleared),
     ),
+    Scenario(what_was_quarantined_can_be_destroyed, (leases.QuarantineProvenGone,)),
     Scenario(a_slot_cannot_be_prepared, (e.SlotPreparationFailed,)),
     Scenario(a_command_is_not_confined_as_asked, (confinement.ConfinementMismatched,)),
     Scenario(a_lease_is_not_held, (leases.StaleLeaseEnded,)),

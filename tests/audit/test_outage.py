@@ -16,6 +16,7 @@ from sbxd.port.command import ExecutionResult
 from sbxd.port.errors import ExecutionUnavailable, UnavailableCode
 from tests.audit.live_records import position, since
 from tests.audit.scenarios import journal_away, restored, seen
+from tests.pacing import next_look
 from tests.redteam.faults import SMALL
 from tests.redteam.live import (
     WORKER_SOCKET,
@@ -87,7 +88,7 @@ async def test_running_work_goes_on_new_work_is_refused_and_nothing_is_missing()
                 await one.workspace.write("go", b"")
                 with trio.fail_after(60):
                     while not results:
-                        await trio.lowlevel.checkpoint()
+                        await next_look()
                 await one.remote.destroy(one.handle)
         await seen(AuditRecovered, before)
         assert (await idle.run("true")).exit_code == 0
