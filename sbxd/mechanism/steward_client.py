@@ -44,7 +44,8 @@ _TEXTS = {
     WorkspaceCode.NOT_A_FILE: "not a regular file",
     WorkspaceCode.NOT_A_DIRECTORY: "not a directory",
     WorkspaceCode.IS_A_DIRECTORY: "a directory",
-    WorkspaceCode.HARD_LINKED: "the file has a second name: it is not replaced",
+    WorkspaceCode.HARD_LINKED: "the file has a second name: it is neither read nor replaced; "
+    "make a copy",
     WorkspaceCode.TOO_LARGE: "the file is larger than the maximum",
     WorkspaceCode.NO_SPACE: "the workspace is full",
     WorkspaceCode.CHANGED_DURING_READ: "the file changed while it was read",

@@ -259,8 +259,7 @@ def _outcome(status: int, report: bytes, room: Room) -> Room:
         taken = _TAKEN.fullmatch(report)
         if taken is None:
             raise BadArchive("it could not be extracted")
-        left = (room.entries - int(taken[1]), room.size_bytes - int(taken[2]))
-        return room._replace(entries=left[0], size_bytes=left[1])
+        return Room(room.entries - int(taken[1]), room.size_bytes - int(taken[2]), *room[2:])
     failed = _FAILED.fullmatch(report)
     if failed is not None:
         raise OSError(int(failed[1]), os.strerror(int(failed[1])))
