@@ -22,7 +22,13 @@ _ENVIRONMENT = (
     click.option("--inodes", type=click.IntRange(16), help="Files of the workspace."),
 )
 _BOUNDS = (
-    click.option("--timeout", type=click.IntRange(1, 86400), default=300, show_default=True),
+    click.option(
+        "--timeout",
+        type=click.IntRange(1, 86400),
+        default=300,
+        show_default=True,
+        help="Seconds that a command may take.",
+    ),
     click.option("--max-output", type=Size(), default=4 * 2**20, help="Bytes kept of each stream."),
 )
 
