@@ -22,6 +22,7 @@ PLAN = JailPlan(
     steward_leaf_fd=14,
     init_channel_fd=15,
     steward_channel_fd=16,
+    command_program_fd=17,
     seccomp_workload=b"",
     seccomp_init=b"",
     seccomp_steward=b"",
