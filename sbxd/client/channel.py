@@ -388,7 +388,7 @@ def _send_now_on(stream: ByteStream) -> Callable[[bytes], int]:
     """Sends on a Unix socket at once what there is room for, so that a request need not wait for
     the writer's turn. What cannot be sent, and other streams, are the writer's."""
     try:
-        raw = stream.extra(SocketAttribute.raw_socket)
+        raw = stream.extra(SocketAttribute.raw_socket)  # noqa: S610  (not Django's)
     except anyio.TypedAttributeLookupError:
         return lambda frame: 0
     if not isinstance(raw, socket.socket) or raw.family != socket.AF_UNIX:

@@ -11,6 +11,7 @@ from sbxd.jail import build, construct, identity, steward_process, workload
 from sbxd.jail.plan import JailPlan
 from sbxd.jail.steps import claim
 
+
 def _claims(steps: Sequence[Callable[..., None]]) -> tuple[tuple[str, str], ...]:
     return tuple(claim(step) for step in steps)
 

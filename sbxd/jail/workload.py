@@ -90,7 +90,7 @@ class Parked:
 
 
 def keep_its_descriptors(parked: Parked) -> None:
-    """Error pipe to 3, command channel to 4, Landlock's ruleset to 5, program to 6; close others."""
+    """Error pipe to 3, channel to 4, Landlock's ruleset to 5, program to 6; close others."""
     wanted = {
         _ERROR_FD: parked.error_fd,
         _COMMAND_FD: parked.command_fd,
@@ -106,6 +106,7 @@ def keep_its_descriptors(parked: Parked) -> None:
         os.dup2(descriptor, target, inheritable=target != _PROGRAM_FD)
     parked.error_fd, parked.command_fd = _ERROR_FD, _COMMAND_FD
     identity.close_all_but(set(moved))
+
 
 def leave_the_session(_: Parked) -> None:
     """A session of its own, and a umask of 022."""

@@ -7,9 +7,10 @@ slots once they are asked for, within `slots_max` for all kinds together. How ma
 
 Invariants: a slot is handed out once; taking one never waits; one is built at a time, and while
 a slot is left, building waits until no request has been served for `PAUSE_SECONDS`, though never
-longer than `PATIENCE_SECONDS`, and with slots to spare `PATIENCE_FILLED_SECONDS`: on a small host the pool
-must not slow down the request that it exists for. After a failure the next attempt waits, twice as
-long each time. At most `KINDS_MAX` kinds are remembered, those asked for least are forgotten.
+longer than `PATIENCE_SECONDS`, and with slots to spare `PATIENCE_FILLED_SECONDS`: on a small host
+the pool must not slow down the request that it exists for, nor the one that follows a hand-out.
+After a failure the next attempt waits, twice as long each time. At most `KINDS_MAX` kinds are
+remembered, those asked for least are forgotten.
 """
 
 from collections import Counter, deque

@@ -28,16 +28,17 @@ def send_now_on(stream: trio.abc.Stream) -> SendNow:
     """Sends on a socket at once, so that a reply need not wait for the writer's turn; on another
     stream, nothing. What cannot be sent is the writer's, who finds out why."""
 
-    def nothing(frame: bytes) -> int:
-        return 0
+    if not isinstance(stream, trio.SocketStream):
+        return lambda frame: 0
+    socket = stream.socket
 
-    def at_once(frame: bytes) -> int:
+    def send_now(frame: bytes) -> int:
         try:
-            return os.write(stream.socket.fileno(), frame)
+            return os.write(socket.fileno(), frame)
         except OSError:
             return 0
 
-    return at_once if isinstance(stream, trio.SocketStream) else nothing
+    return send_now
 
 
 class Outgoing:
