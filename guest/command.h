@@ -233,7 +233,7 @@ static long enter_beneath(const char *wanted)
     return place < 0 ? place : call(SYS_fchdir, place, 0, 0, 0, 0);
 }
 
-static void enter_the_directory(void)
+static void enter_the_working_directory(void)
 {
     static char here[4096];
     const char *wanted = command.directory[0] ? command.directory : ".";
@@ -298,7 +298,7 @@ static const struct step STEPS[] = {
     STEP(become_the_workload),
     STEP(drop_capabilities),
     STEP(die_with_init),
-    STEP(enter_the_directory),
+    STEP(enter_the_working_directory),
     STEP(close_descriptors),
     STEP(forbid_new_privileges),
     STEP(confine_files),

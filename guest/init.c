@@ -265,7 +265,7 @@ static int open_the_workspace_again(void)
     return call(SYS_fchmodat, AT_FDCWD, (long)WORKSPACE, mode, 0, 0) == 0;
 }
 
-static void enter_the_working_directory(void)
+static void enter_by_name(void)
 {
     static const char step[] = "enter_the_working_directory";
     static char here[4096];
@@ -379,7 +379,7 @@ static void become_the_command(void)
     take_the_streams(socket);
     /* The Sentry counts a process for the uid that it was made by: this one for no workload. */
     limit(RLIMIT_NPROC, processes_max - 1, processes_max - 1);
-    enter_the_working_directory();
+    enter_by_name();
     must("close_descriptors", call(SYS_close_range, socket + 1, 0x7fffffff, 0, 0, 0));
     execute();
 }

@@ -32,7 +32,7 @@ COMMAND_STEPS
  8. become_the_workload
  9. drop_capabilities
 10. die_with_init
-11. enter_the_directory
+11. enter_the_working_directory
 12. close_descriptors
 13. forbid_new_privileges
 14. confine_files
@@ -190,8 +190,8 @@ COMMAND_STEPS: Final = (
      "group."),
     ("drop_capabilities", "Empty all five sets, read them back, and require setuid(0) to fail."),
     ("die_with_init", "Again: a change of credentials clears it."),
-    ("enter_the_directory", "Enter the directory with the workload's own rights, never leaving the "
-     "workspace."),
+    ("enter_the_working_directory", "Enter the directory with the workload's own rights, never "
+     "leaving the workspace."),
     ("close_descriptors", "Only 0, 1, 2 and what closes on exec stay open: the error pipe and "
      "Landlock's ruleset."),
     ("forbid_new_privileges", "no_new_privs: no program gives this process more than it has."),

@@ -107,8 +107,8 @@ def test_inits_order_keeps_what_depends_on_it(earlier: str, later: str) -> None:
     [
         ("become_the_workload", "drop_capabilities"),
         ("become_the_workload", "die_with_init"),
-        ("become_the_workload", "enter_the_directory"),
-        ("enter_the_directory", "close_descriptors"),
+        ("become_the_workload", "enter_the_working_directory"),
+        ("enter_the_working_directory", "close_descriptors"),
     ],
 )
 def test_a_commands_order_keeps_what_depends_on_it(earlier: str, later: str) -> None:
