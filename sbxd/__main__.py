@@ -4,6 +4,7 @@ Exit status: 0 stopped as asked, 1 could not go on, 2 the configuration was refu
 """
 
 import argparse
+import gc
 import logging
 import os
 import sys
@@ -72,6 +73,9 @@ def _serve(file: Path, passed: dict[str, int], log: logging.Logger) -> daemon.Ex
     except OSError as problem:
         log.error("unable to go on: the service credential cannot be read: %s", problem.strerror)
         return daemon.ExitStatus.FAILED
+    # What is there from the start is not looked at again by each collection.
+    gc.collect()
+    gc.freeze()
     return trio.run(partial(daemon.run, settings, given, log))
 
 

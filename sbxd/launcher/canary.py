@@ -61,15 +61,31 @@ def image(machine: str) -> bytes:
 
 def program() -> int:
     """The program in a sealed memfd; the caller owns the descriptor."""
+    return sealed("sbx-canary", image(platform.machine()), mode=0o555)
+
+
+def command_program() -> int:
+    """guest/init.c, compiled, in a sealed memfd that commands may execute and not read: a process
+    of a program that it cannot read is not dumpable. The caller owns the descriptor.
+
+    Raises OSError: it is not compiled.
+    """
+    with open(hostpaths.guest_init(), "rb") as file:
+        return sealed("sbx-command", file.read(), mode=0o111)
+
+
+def sealed(name: str, content: bytes, *, mode: int) -> int:
+    """A program in a sealed memfd. Raises OSError."""
     flags = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
     try:
-        descriptor = os.memfd_create("sbx-canary", flags | _MFD_EXEC)
+        descriptor = os.memfd_create(name, flags | _MFD_EXEC)
     except OSError as problem:
         if problem.errno != errno.EINVAL:  # before Linux 6.3 every memfd may be executed
             raise
-        descriptor = os.memfd_create("sbx-canary", flags)
-    os.write(descriptor, image(platform.machine()))
-    os.fchmod(descriptor, 0o555)
+        descriptor = os.memfd_create(name, flags)
+    with open(descriptor, "wb", closefd=False) as file:
+        file.write(content)
+    os.fchmod(descriptor, mode)
     fcntl.fcntl(
         descriptor,
         fcntl.F_ADD_SEALS,

@@ -102,6 +102,8 @@ def _build(request: Prepare, filters: Filters, steps: Steps, held: ExitStack) ->
     steward_ours, steward_theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     for channel in (init_ours, init_theirs, steward_ours, steward_theirs):
         held.enter_context(channel)
+    program = canary.command_program()
+    held.callback(os.close, program)
     plan = JailPlan(
         environment_id=environment_id,
         hostname=HOSTNAME,
@@ -113,6 +115,7 @@ def _build(request: Prepare, filters: Filters, steps: Steps, held: ExitStack) ->
         steward_leaf_fd=steward_leaf,
         init_channel_fd=init_theirs.fileno(),
         steward_channel_fd=steward_theirs.fileno(),
+        command_program_fd=program,
         seccomp_workload=seccomp_workload,
         seccomp_init=filters.init,
         seccomp_steward=filters.steward,

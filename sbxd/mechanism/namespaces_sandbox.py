@@ -14,6 +14,7 @@ import errno
 import os
 import socket
 from collections.abc import AsyncIterator, Sequence
+from contextlib import suppress
 
 import trio
 
@@ -402,12 +403,19 @@ class NamespacesSandbox:
             # Not sooner: init makes the next process, and it reports this one's end.
             self._wanted = trio.Event()
             self._tasks.start_soon(self._snapshots.take_ahead)
-            self._tasks.start_soon(self._make_next_leaf, leaf.number + 1)
-            self._tasks.start_soon(self._drop_leaf, leaf)
+            self._tasks.start_soon(self._change_leaves, leaf)
+
+    async def _change_leaves(self, used: Leaf) -> None:
+        """Make the next leaf, then remove the used one: neither while the reply is under way."""
+        try:
+            await self._make_next_leaf(used.number + 1)
+            await self._drop_leaf(used)
+        finally:
+            used.close()
 
     async def _drop_leaf(self, leaf: Leaf) -> None:
         """An empty leaf that stays is removed with its environment: a failure changes nothing."""
-        try:
+        with suppress(MechanismError):
             leaf.kill()
             await leaf.wait_empty()
             with await self._client.request(
@@ -416,10 +424,6 @@ class NamespacesSandbox:
                 )
             ):
                 pass
-        except MechanismError:
-            return
-        finally:
-            leaf.close()
 
     # --- the workspace ------------------------------------------------------------------------
 
