@@ -79,7 +79,7 @@ def _build(request: Prepare, filters: Filters, steps: Steps, held: ExitStack) ->
         ids = uids.allocate(environment_id)
     with steps.step("anchor"):
         # It is also what the workspace's map is made with.
-        anchor = mounts.fork_holder(ids.map_lines())
+        anchor = mounts.start_holder(ids.map_lines())
         held.callback(os.close, anchor.user_namespace)
         wait_scope = begin_scope(request, anchor.pid, request.most, held)
     with steps.step("volume"):

@@ -34,8 +34,8 @@ from contextlib import ExitStack, contextmanager
 from typing import NamedTuple
 
 from sbxd.jail import frames
-from sbxd.jail.plan import SENTRY_INNER_IDS, IdBlock, StewardPlan
-from sbxd.jail.steward_alone import begin_steward
+from sbxd.jail.plan import SENTRY_INNER_IDS, IdBlock
+from sbxd.jail.steward_alone import Intermediate
 from sbxd.launcher import prepare
 from sbxd.launcher.filters import Filters
 from sbxd.launcher.helpers import Outcome, Report
@@ -115,11 +115,14 @@ def _build(
         held.callback(os.close, program_fd)
     with Steps().step("seccomp_profile"):  # a look-up: no step of the preparation
         seccomp = filters.of_profile(request.seccomp_profile)
+    with steps.step("intermediate"):
+        intermediate = Intermediate(prepare.HOSTNAME, filters.steward)
+        held.callback(intermediate.end)
     with steps.step("uid_block"):
         ids = sentry_ids(uids.allocate(environment_id).base)
     limits = cgroup.kernel_limits(request.limits, Kernel.SENTRY)
     with steps.step("anchor"):
-        anchor = mounts.fork_holder(ids.map_lines())
+        anchor = mounts.start_holder(ids.map_lines())
         held.callback(os.close, anchor.user_namespace)
         most = cgroup.kernel_limits(request.most, Kernel.SENTRY)
         wait_scope = prepare.begin_scope(request, anchor.pid, most, held)
@@ -131,9 +134,8 @@ def _build(
     with steps.step("id_maps"):
         mounts.id_map(workspace.mount_fd, anchor.user_namespace)
         _map_image(image, ids)
-        copies = mount_copies.copy(workspace.mount_fd, 2)
-        for copied in copies:
-            held.callback(os.close, copied)
+        copied = intermediate.copy(workspace.mount_fd)
+        held.callback(os.close, copied)
     with steps.step("scope"):
         wait_scope()
     with steps.step("box"):
@@ -145,15 +147,7 @@ def _build(
     for channel in (steward_ours, steward_theirs):
         held.enter_context(channel)
     with steps.step("steward"):
-        plan = StewardPlan(
-            hostname=prepare.HOSTNAME,
-            workspace_fd=copies[0],
-            user_namespace_fd=anchor.user_namespace,
-            steward_leaf_fd=steward_leaf,
-            steward_channel_fd=steward_theirs.fileno(),
-            seccomp_steward=filters.steward,
-        )
-        steward = begin_steward(plan)
+        steward = intermediate.begin(anchor.user_namespace, steward_leaf, steward_theirs.fileno())
         held.callback(steward.close)
         steward_theirs.close()
     with steps.step("controllers"):
@@ -163,7 +157,7 @@ def _build(
         cgroup.apply(box, cgroup.box_limits(limits), controllers)
         unlimited = cgroup.limit_io(box, request.io, hostpaths.state_disk(), controllers)
         cgroup.enable(box, controllers)
-    ground = Ground(environment_id, ids, box, image, copies[1], program_fd, seccomp)
+    ground = Ground(environment_id, ids, box, image, copied, program_fd, seccomp)
     started = _start(ground, 1, request.limits, steps, held)
     with steps.step("steward_ready"):
         steward.finish()
