@@ -1,16 +1,25 @@
-"""What a forked child of the launcher does to itself before it works.
+"""What a forked child of the launcher does to itself before it works, and how a program of the host
+is run.
 
 Invariant: no child outlives its parent unless it was handed over (init and the steward), and none
 keeps a descriptor that it was not meant to have.
+
+Deliberately absent: `subprocess`. It loads `threading`, which then works in every fork there is.
 """
 
+import errno
 import os
+import select
 import signal
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, suppress
 
 from sbxd.jail import syscalls
+from sbxd.launcher.kernel import hostpaths
 
 _PR_SET_CHILD_SUBREAPER = 36
 _DESCRIPTORS_MAX = 2**20
+_SAID_BYTES_MAX = 64 * 1024  # what a pipe holds: who says more does not end in time
 
 
 def become_subreaper() -> None:
@@ -35,3 +44,48 @@ def close_all_but(*kept: int) -> None:
         os.closerange(first, descriptor)
         first = descriptor + 1
     os.closerange(first, _DESCRIPTORS_MAX)
+
+
+def run(
+    argv: list[str],
+    environment: Mapping[str, str],
+    seconds: float,
+    *,
+    stream: int,
+    kept: Sequence[int] = (),
+) -> tuple[int, bytes]:
+    """The exit status of a program (below 0: of its signal), and what it wrote to `stream`, 1 or 2.
+
+    argv begins with its path. kept: descriptors that it is to have. Raises OSError when it cannot
+    be started, TimeoutError when it did not end in time; then it is killed.
+    """
+    with ExitStack() as held:
+        here, there = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        held.callback(os.close, here)
+        os.set_blocking(there, True)
+        with ExitStack() as given:
+            given.callback(os.close, there)
+            null = os.open(hostpaths.NULL_DEVICE, os.O_RDWR | os.O_CLOEXEC)
+            given.callback(os.close, null)
+            streams = {0: null, 1: null, 2: null, stream: there, **{each: each for each in kept}}
+            pid = os.posix_spawn(
+                argv[0],
+                argv,
+                environment,
+                file_actions=[(os.POSIX_SPAWN_DUP2, old, new) for new, old in streams.items()],
+                setsigdef=[signal.SIGPIPE],
+            )
+        pidfd = os.pidfd_open(pid)
+        held.callback(os.close, pidfd)
+        poll = select.poll()
+        poll.register(pidfd, select.POLLIN)
+        in_time = poll.poll(seconds * 1000)
+        if not in_time:
+            signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+        status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        if not in_time:
+            raise TimeoutError(errno.ETIMEDOUT, "a program of the host did not end in time")
+        said = b""
+        with suppress(BlockingIOError):
+            said = os.read(here, _SAID_BYTES_MAX)
+        return status, said
