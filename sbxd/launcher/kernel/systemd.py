@@ -3,20 +3,37 @@
 The adapter for pystemd; its blocking calls run only in a forked helper, never in the launcher's
 loop. PID 1's private socket is used where it exists (root only, and no message bus in between),
 else the system bus. Deliberately absent: any change of a live unit
-but of its CPU weight, and any unit that is not ours.
+but of its CPU weight, and any unit that is not ours; and lxml, which pystemd loads to read what
+PID 1 says of its own interfaces: the host's root has no use for a parser of XML, and each of its
+forks would copy it.
 """
 
+import importlib.util
 import os
+import sys
 import time
+import types
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-from pystemd.dbusexc import DBusBaseError, DBusNoSuchUnitError
-from pystemd.dbuslib import DBusAddress, apply_signature
 
-from sbxd.launcher.kernel import cgroup, hostpaths
-from sbxd.launcher.requests import CPU_WEIGHT_MAX, CgroupLimits
+def _without_its_start() -> None:
+    """Let pystemd's parts be imported without what the package itself loads."""
+    found = importlib.util.find_spec("pystemd")
+    if found is not None and "pystemd" not in sys.modules:
+        package = types.ModuleType("pystemd")
+        package.__path__ = list(found.submodule_search_locations or ())
+        sys.modules["pystemd"] = package
+
+
+_without_its_start()
+
+from pystemd.dbusexc import DBusBaseError, DBusNoSuchUnitError  # noqa: E402
+from pystemd.dbuslib import DBusAddress, apply_signature  # noqa: E402
+
+from sbxd.launcher.kernel import cgroup, hostpaths  # noqa: E402
+from sbxd.launcher.requests import CPU_WEIGHT_MAX, CgroupLimits  # noqa: E402
 
 _NAME = b"org.freedesktop.systemd1"
 _PATH = b"/org/freedesktop/systemd1"
