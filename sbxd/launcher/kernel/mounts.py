@@ -29,7 +29,7 @@ NOT_SUPPORTED = frozenset({errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS, errno.E
 # unshare(CLONE_NEWUSER); prctl(PR_SET_PDEATHSIG, SIGKILL), which a new user namespace would undo;
 # write(1, any byte, 1), which ends it when the parent is gone already; close_range(0, -1, 0); then
 # poll(NULL, 0, -1) for ever. exit_group(1) when one of the first three fails.
-_HOLDER: Final[static_program.Code] = {
+HOLDER: Final[static_program.Code] = {
     "x86_64": (
         62,
         bytes.fromhex(
@@ -138,13 +138,13 @@ def start_holder(text: str) -> Holder:
     """Start a process in a new user namespace with this uid and gid map.
 
     It holds no descriptor and dies with the caller. It is no fork: it is started by vfork and is
-    `_HOLDER`, since copying an interpreter for it costs ten times as much.
+    `HOLDER`, since copying an interpreter for it costs ten times as much.
     """
     with ExitStack() as held:
         here, there = os.pipe2(os.O_CLOEXEC)
         held.callback(os.close, here)
         try:
-            program = static_program.sealed("sbx-holder", _HOLDER)
+            program = static_program.sealed("sbx-holder", HOLDER)
             held.callback(os.close, program)
             pid = os.posix_spawn(
                 hostpaths.descriptor_path(program),
