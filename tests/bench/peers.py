@@ -141,8 +141,8 @@ class Peers:
 
     @contextmanager
     def idle_runscs(self, count: int) -> Iterator[list[int]]:
-        """So many sandboxes around `sleep`, for the length of the block: the Sentry and the gofer of
-        each. The stubs are the Sentry's children."""
+        """So many sandboxes around `sleep`, for the length of the block: Sentry and gofer of each
+        (the stubs are the Sentry's children)."""
         runsc = self.runsc_argv()
         bundle = self.bundle(("/usr/bin/sleep", "infinity"))
         names = [f"bench-{secrets.token_hex(6)}" for _ in range(count)]
