@@ -2,25 +2,26 @@
 specification.
 
  1 runsc         the program is the one that was found when the launcher started
- 2 uid_block     a durable block of host uids
- 3 anchor        a process that does nothing; PID 1 is asked for a transient scope around it
- 4 volume        the workspace, as a detached mount
- 5 image         the image's root, as a detached read-only mount
- 6 id_maps       both mounts show the block's uids
- 7 scope         the scope is there (PID 1 made it meanwhile)
- 8 steward       box, box/steward; the steward is born in its leaf, since the scope would not
+ 2 intermediate  forked before there is anything to copy: 7 and 9 use it
+ 3 uid_block     a durable block of host uids
+ 4 anchor        a process that does nothing; PID 1 is asked for a transient scope around it
+ 5 volume        the workspace, as a detached mount
+ 6 image         the image's root, as a detached read-only mount
+ 7 id_maps       both mounts show the block's uids
+ 8 scope         the scope is there (PID 1 made it meanwhile)
+ 9 steward       box, box/steward; the steward is born in its leaf, since the scope would not
                  outlive its anchor empty, and builds itself while the Sentry boots
- 9 controllers   the anchor ends; cpu, memory and pids are handed down, the box gets its limits
-10 leaf          exec-1 with the specification's limits and what a Sentry needs besides
-11 boot          runsc is born in it, and starts the Sentry and its gofer
-12 ready         process 1 within the sandbox says so, and gets the filter of system calls: it binds
+10 controllers   the anchor ends; cpu, memory and pids are handed down, the box gets its limits
+11 leaf          exec-1 with the specification's limits and what a Sentry needs besides
+12 boot          runsc is born in it, and starts the Sentry and its gofer
+13 ready         process 1 within the sandbox says so, and gets the filter of system calls: it binds
                  commands to the same calls as on a host's kernel, and keeps them from the Sentry
-13 canary        a program of the image is started, confined and ended like a command; it also warms
+14 canary        a program of the image is started, confined and ended like a command; it also warms
                  what the guest's kernel keeps of the image, so that no tenant waits for it
-14 verify        what the kernel shows of Sentry, gofer and steward is what was asked for
-15 warm_up       in a slot that nobody waits for yet: see `sbxd.launcher.warm_up`
+15 verify        what the kernel shows of Sentry, gofer and steward is what was asked for
+16 warm_up       in a slot that nobody waits for yet: see `sbxd.launcher.warm_up`
 
-`boot` repeats 10 to 14 on the same volume, when a Sentry has ended with a command.
+`boot` repeats 11 to 15 on the same volume, when a Sentry has ended with a command.
 
 Invariant: this module only builds, as `sbxd.launcher.prepare` does.
 """
