@@ -7,9 +7,9 @@ The caller is the launcher's helper: the host's root, freshly forked, one thread
 intermediate before it does anything else, so that the steward, which is born of that, keeps for
 itself no page that the helper's work has made its own. One detached mount can be attached only
 once, so the intermediate, in a mount namespace of its own, also copies the volume's. The steward
-is the helper's child (CLONE_PARENT), and the launcher's (a subreaper's) when the helper ends. On an
-error it is killed and reaped before JailError leaves `finish`; an error before that leaves it in
-its leaf, which is killed whole.
+is the helper's child (CLONE_PARENT), and the launcher's (a subreaper's) when the helper ends. It is
+killed and reaped before JailError leaves `finish_steward`; an error before that leaves it in its
+leaf, which is killed whole.
 """
 
 import errno
@@ -46,34 +46,12 @@ _COPIED: Final = b"copied"
 _WORD_BYTES: Final = 64
 
 
-class Beginning:
-    """A steward that is building itself. The caller closes it; then nothing tells it to go on."""
-
-    def __init__(self, pid: int, pidfd: int, gate: Gate) -> None:
-        self.pid = pid
-        self.pidfd = pidfd
-        self._gate = gate
-
-    def finish(self) -> None:
-        """Wait until it is complete. Raises JailError; then it is not left."""
-        try:
-            self._gate.receive_done("steward")
-        except BaseException:
-            with suppress(ProcessLookupError):
-                signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
-            with suppress(ChildProcessError, TimeoutError):
-                await_end(self.pidfd)
-            raise
-
-    def close(self) -> None:
-        """Release the descriptors."""
-        self._gate.close()
-        os.close(self.pidfd)
-
-
 class Intermediate:
     """A process that copies the volume's mount once and makes the steward once, in this order.
-    The caller ends it."""
+    `pid` and `pidfd` are the steward's, once it is born. The caller ends it."""
+
+    pid = 0
+    pidfd = -1
 
     def __init__(
         self, hostname: str, seccomp_steward: bytes, serve: Serve = serve_workspace
@@ -82,9 +60,10 @@ class Intermediate:
         if not seccomp_steward or len(seccomp_steward) % _SOCK_FILTER_BYTES:
             raise JailError("check_the_plan", errno.EINVAL, "a seccomp program is missing or cut")
         self._gate, theirs = Gate.pair()
+        self._stewards_gate: Gate | None = None
         parent = os.getpid()
-        self._pid = os.fork()
-        if self._pid == 0:
+        self._own_pid = os.fork()
+        if self._own_pid == 0:
             _intermediate(hostname, seccomp_steward, serve, theirs, parent)
         theirs.close()
 
@@ -92,77 +71,77 @@ class Intermediate:
         """Have it keep one copy of the volume for the steward, and answer another, which the caller
         owns. workspace_fd: a detached mount, id-mapped; it can no longer be attached afterwards.
         Raises JailError, OSError."""
-        self._gate.send(_COPIED, (workspace_fd,))
-        message, received = self._gate.receive(1)
-        if message != _COPIED or len(received) != 1:
-            raise_failure(message, "intermediate")
-        return received[0]
+        return self._ask(_COPIED, workspace_fd)[1]
 
-    def begin(self, user_namespace_fd: int, leaf_fd: int, channel_fd: int) -> Beginning:
-        """Have the steward born in its leaf, and build itself; `finish` it. The descriptors are
-        borrowed. Raises JailError, OSError."""
-        ours, theirs = Gate.pair()
+    def begin_steward(self, user_namespace_fd: int, leaf_fd: int, channel_fd: int) -> None:
+        """Have the steward born in its leaf, and build itself. The descriptors are borrowed. Raises
+        JailError, OSError."""
+        self._stewards_gate, theirs = Gate.pair()
         try:
-            self._gate.send(MAPPED, (user_namespace_fd, leaf_fd, channel_fd, theirs.fileno()))
-            message, received = self._gate.receive(1)
-            if not message.isdigit() or len(received) != 1:
-                raise_failure(message, "intermediate")
-            beginning = Beginning(int(message), received[0], ours)
-            ours.send(MAPPED)
-            return beginning
-        except BaseException:
-            ours.close()
-            raise
+            message, self.pidfd = self._ask(
+                MAPPED, user_namespace_fd, leaf_fd, channel_fd, theirs.fileno()
+            )
+            self.pid = int(message)
         finally:
             theirs.close()
+        self._stewards_gate.send(MAPPED)
+
+    def finish_steward(self) -> None:
+        """Wait until it is complete. Raises JailError; then it is not left."""
+        assert self._stewards_gate is not None
+        try:
+            self._stewards_gate.receive_done("steward")
+        except BaseException:
+            with suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
+            with suppress(ChildProcessError, TimeoutError):
+                await_end(self.pidfd)
+            raise
+
+    def _ask(self, what: bytes, *descriptors: int) -> tuple[bytes, int]:
+        self._gate.send(what, descriptors)
+        message, received = self._gate.receive(1)
+        if len(received) != 1:
+            raise_failure(message, "intermediate")
+        return message, received[0]
 
     def end(self) -> None:
-        """Kill it and reap it."""
+        """Kill it and reap it, and release what is here: nothing then tells the steward to go on
+        that is not complete."""
+        os.kill(self._own_pid, signal.SIGKILL)
+        os.waitpid(self._own_pid, 0)
         self._gate.close()
-        os.kill(self._pid, signal.SIGKILL)
-        os.waitpid(self._pid, 0)
+        if self._stewards_gate is not None:
+            self._stewards_gate.close()
+        if self.pidfd >= 0:
+            os.close(self.pidfd)
 
 
 def _intermediate(
     hostname: str, seccomp_steward: bytes, serve: Serve, gate: Gate, parent: int
 ) -> NoReturn:
+    """Not by `receive`: what the helper does in between has deadlines of its own."""
     try:
         identity.close_all_but({gate.fileno()})
         syscalls.prctl(syscalls.PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() == parent:
-            plan, its_gate = _gather(hostname, seccomp_steward, gate)
-            pid, pidfd = syscalls.clone3(_NAMESPACES | CLONE_PARENT, plan.steward_leaf_fd)
-            if pid == 0:
-                context = steward_process.StewardContext(
-                    plan, its_gate, plan.workspace_fd, plan.user_namespace_fd
-                )
-                steward_process.main(context, serve)
-            gate.send(b"%d" % pid, (pidfd,))
+        if os.getppid() != parent:
+            os._exit(1)
+        _, (workspace,) = gate.receive_when_it_comes(_WORD_BYTES, 1)
+        syscalls.unshare(CLONE_NEWNS)
+        mounts.make_private()
+        mounts.put_on_root(workspace)
+        flags = OPEN_TREE_CLONE | AT_EMPTY_PATH
+        kept, given = (syscalls.open_tree(workspace, b"", flags) for _ in range(2))
+        mounts.detach(workspace)
+        gate.send(_COPIED, (given,))
+        _, (users, leaf, channel, its_gate) = gate.receive_when_it_comes(_WORD_BYTES, 4)
+        plan = StewardPlan(hostname, kept, users, leaf, channel, seccomp_steward)
+        pid, pidfd = syscalls.clone3(_NAMESPACES | CLONE_PARENT, leaf)
+        if pid == 0:
+            its_end = Gate(socket.socket(fileno=its_gate))
+            steward_process.main(steward_process.StewardContext(plan, its_end, kept, users), serve)
+        gate.send(b"%d" % pid, (pidfd,))
     except OSError as problem:
         gate.send_failure(JailError("work", problem.errno or 0, str(problem)))
     finally:
         os._exit(1)
-
-
-def _gather(hostname: str, seccomp_steward: bytes, gate: Gate) -> tuple[StewardPlan, Gate]:
-    """Copy the volume; then what the steward is made of. Not by `receive`: what the helper does in
-    between has deadlines of its own."""
-    _, (workspace,) = gate.receive_when_it_comes(_WORD_BYTES, 1)
-    syscalls.unshare(CLONE_NEWNS)
-    mounts.make_private()
-    mounts.put_on_root(workspace)
-    flags = OPEN_TREE_CLONE | AT_EMPTY_PATH
-    kept, given = (syscalls.open_tree(workspace, b"", flags) for _ in range(2))
-    mounts.detach(workspace)
-    gate.send(_COPIED, (given,))
-    _, received = gate.receive_when_it_comes(_WORD_BYTES, 4)
-    user_namespace, leaf, channel, its_gate = received
-    plan = StewardPlan(
-        hostname=hostname,
-        workspace_fd=kept,
-        user_namespace_fd=user_namespace,
-        steward_leaf_fd=leaf,
-        steward_channel_fd=channel,
-        seccomp_steward=seccomp_steward,
-    )
-    return plan, Gate(socket.socket(fileno=its_gate))

@@ -148,8 +148,7 @@ def _build(
     for channel in (steward_ours, steward_theirs):
         held.enter_context(channel)
     with steps.step("steward"):
-        steward = intermediate.begin(anchor.user_namespace, steward_leaf, steward_theirs.fileno())
-        held.callback(steward.close)
+        intermediate.begin_steward(anchor.user_namespace, steward_leaf, steward_theirs.fileno())
         steward_theirs.close()
     with steps.step("controllers"):
         anchor.end()
@@ -161,10 +160,10 @@ def _build(
     ground = Ground(environment_id, ids, box, image, copied, program_fd, seccomp)
     started = _start(ground, 1, request.limits, steps, held)
     with steps.step("steward_ready"):
-        steward.finish()
+        intermediate.finish_steward()
     with steps.step(VERIFY):
         path = hostpaths.cgroup_path(environment_id, Process.STEWARD.value)
-        verify_process(steward.pid, ids, path, Process.STEWARD)
+        verify_process(intermediate.pid, ids, path, Process.STEWARD)
     if request.ceilings is not None:
         with steps.step("warm_up"):
             warm_up(started.channel, CANARY_PATH)
@@ -173,7 +172,7 @@ def _build(
             os.dup(started.channel.fileno()),
             os.dup(steward_ours.fileno()),
             os.dup(started.pidfd),
-            os.dup(steward.pidfd),
+            os.dup(intermediate.pidfd),
             os.open("cgroup.kill", os.O_WRONLY | os.O_CLOEXEC, dir_fd=box),
             os.open("cgroup.events", os.O_RDONLY | os.O_CLOEXEC, dir_fd=box),
             cgroup.open_or_null(box, "memory.current"),
@@ -191,7 +190,9 @@ def _build(
         unenforced=(*cgroup.unenforced(controllers), *unlimited),
         steps=steps.done,
     )
-    report = Report(reply=reply, init_pid=started.pid, steward_pid=steward.pid, uid_base=ids.base)
+    report = Report(
+        reply=reply, init_pid=started.pid, steward_pid=intermediate.pid, uid_base=ids.base
+    )
     return Outcome(report, descriptors)
 
 

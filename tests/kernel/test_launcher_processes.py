@@ -126,9 +126,9 @@ def image_of(machine: str) -> bytes:
 
 def test_a_program_is_told_apart_by_its_status_and_read_on_one_stream() -> None:
     command = ["/bin/sh", "-c", "echo out; echo err >&2; exit 3"]
-    assert process.run(command, {}, SECONDS, stream=1) == (3, b"out\n")
-    assert process.run(command, {}, SECONDS, stream=2) == (3, b"err\n")
-    killed = process.run(["/bin/sh", "-c", "kill -9 $$"], {}, SECONDS, stream=1)
+    assert process.run(command, {}, SECONDS, 1) == (3, b"out\n")
+    assert process.run(command, {}, SECONDS, 2) == (3, b"err\n")
+    killed = process.run(["/bin/sh", "-c", "kill -9 $$"], {}, SECONDS, 1)
     assert killed == (-signal.SIGKILL, b"")
 
 
@@ -137,7 +137,7 @@ def test_a_program_has_the_environment_and_the_descriptors_that_it_is_given() ->
     other = os.memfd_create("other", os.MFD_CLOEXEC)
     names = ["/bin/sh", "-c", f"readlink /proc/$$/fd/{kept} /proc/$$/fd/{other}; echo $WORD"]
     environment = {"PATH": "/usr/bin:/bin", "WORD": "given"}
-    _, said = process.run(names, environment, SECONDS, stream=1, kept=(kept,))
+    _, said = process.run(names, environment, SECONDS, 1, kept)
     assert said.splitlines() == [b"/memfd:kept (deleted)", b"given"]
     os.close(kept)
     os.close(other)
@@ -145,14 +145,14 @@ def test_a_program_has_the_environment_and_the_descriptors_that_it_is_given() ->
 
 def test_a_program_that_does_not_end_in_time_is_killed_and_reaped() -> None:
     with pytest.raises(TimeoutError):
-        process.run(["/bin/sleep", "100"], {}, 0.05, stream=1)
+        process.run(["/bin/sleep", "100"], {}, 0.05, 1)
     with pytest.raises(ChildProcessError):
         os.waitpid(-1, os.WNOHANG)
 
 
 def test_a_program_that_is_not_there_is_an_error_of_its_start() -> None:
     with pytest.raises(FileNotFoundError):
-        process.run(["/nowhere/program"], {}, SECONDS, stream=1)
+        process.run(["/nowhere/program"], {}, SECONDS, 1)
 
 
 # --- what each fork would pay for -----------------------------------------------------------------

@@ -100,18 +100,15 @@ def _format(image: int, size: VolumeSize) -> None:
         hostpaths.descriptor_path(image),
     ]
     environment = {"PATH": hostpaths.SYSTEM_PATH, "LC_ALL": "C"}
-    status, said = process.run(command, environment, _MKFS_SECONDS, stream=2, kept=(image,))
+    status, said = process.run(command, environment, _MKFS_SECONDS, 2, image)
     if status != 0:
         text = said.decode("ascii", "replace").strip().rpartition("\n")[2]
         raise OSError(errno.EIO, f"mkfs.ext4: {text[:200]}")
 
 
 def _mkfs() -> str:
-    for directory in hostpaths.SYSTEM_PATH.split(":"):
-        path = f"{directory}/mkfs.ext4"
-        if os.access(path, os.X_OK):
-            return path
-    raise FileNotFoundError(errno.ENOENT, "mkfs.ext4 is not installed")
+    found = [f"{each}/mkfs.ext4" for each in hostpaths.SYSTEM_PATH.split(":")]
+    return next((each for each in found if os.access(each, os.X_OK)), found[0])
 
 
 def _attach(directory: int, name: str, image: int) -> tuple[int, str]:

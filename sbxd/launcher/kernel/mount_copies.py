@@ -23,20 +23,6 @@ def copy_of_stewards(steward_pid: int) -> int:
     are mapped). The caller owns the descriptor. Raises OSError."""
     path = hostpaths.process_file(steward_pid, "ns/mnt")
     namespace = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-
-    try:
-        copied = _in_a_child(namespace)
-    finally:
-        os.close(namespace)
-    try:
-        mounts.allow_exec(copied)
-    except OSError:
-        os.close(copied)
-        raise
-    return copied
-
-
-def _in_a_child(namespace: int) -> int:
     ours, theirs = Gate.pair()
     parent = os.getpid()
     pid = os.fork()
@@ -47,6 +33,7 @@ def _in_a_child(namespace: int) -> int:
             syscalls.setns(namespace, syscalls.CLONE_NEWNS)
             flags = syscalls.OPEN_TREE_CLONE
             made = syscalls.open_tree(syscalls.AT_FDCWD, _STEWARDS_VOLUME, flags)
+            mounts.allow_exec(made)
             theirs.send(b"copied", (made,))
             os._exit(0)
         except OSError as problem:
@@ -54,13 +41,14 @@ def _in_a_child(namespace: int) -> int:
                 theirs.send(b"%d" % (problem.errno or errno.EIO))
         finally:
             os._exit(1)
+    os.close(namespace)
     theirs.close()
     try:
         message, received = ours.receive(1)
     finally:
         ours.close()
         os.waitpid(pid, 0)
-    if message != b"copied" or len(received) != 1:
+    if len(received) != 1:
         number = int(message) if message.isdigit() else errno.EIO
         raise OSError(number, os.strerror(number))
     return received[0]

@@ -11,15 +11,15 @@ import errno
 import os
 import select
 import signal
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Mapping
+from contextlib import ExitStack
 
 from sbxd.jail import syscalls
 from sbxd.launcher.kernel import hostpaths
 
 _PR_SET_CHILD_SUBREAPER = 36
 _DESCRIPTORS_MAX = 2**20
-_SAID_BYTES_MAX = 64 * 1024  # what a pipe holds: who says more does not end in time
+_SAID_BYTES_MAX = 64 * 1024
 
 
 def become_subreaper() -> None:
@@ -47,45 +47,30 @@ def close_all_but(*kept: int) -> None:
 
 
 def run(
-    argv: list[str],
-    environment: Mapping[str, str],
-    seconds: float,
-    *,
-    stream: int,
-    kept: Sequence[int] = (),
+    argv: list[str], environment: Mapping[str, str], seconds: float, stream: int, *kept: int
 ) -> tuple[int, bytes]:
-    """The exit status of a program (below 0: of its signal), and what it wrote to `stream`, 1 or 2.
+    """The exit status of a program (below 0: of its signal), and the first 64 KiB of what it wrote
+    to `stream`, 1 or 2. argv begins with its path. kept: descriptors that it is to have.
 
-    argv begins with its path. kept: descriptors that it is to have. Raises OSError when it cannot
-    be started, TimeoutError when it did not end in time; then it is killed.
+    Raises OSError when it cannot be started, TimeoutError when it did not end in time; then it is
+    killed.
     """
     with ExitStack() as held:
-        here, there = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        held.callback(os.close, here)
-        os.set_blocking(there, True)
-        with ExitStack() as given:
-            given.callback(os.close, there)
-            null = os.open(hostpaths.NULL_DEVICE, os.O_RDWR | os.O_CLOEXEC)
-            given.callback(os.close, null)
-            streams = {0: null, 1: null, 2: null, stream: there, **{each: each for each in kept}}
-            pid = os.posix_spawn(
-                argv[0],
-                argv,
-                environment,
-                file_actions=[(os.POSIX_SPAWN_DUP2, old, new) for new, old in streams.items()],
-                setsigdef=[signal.SIGPIPE],
-            )
-        pidfd = os.pidfd_open(pid)
-        held.callback(os.close, pidfd)
+        said = os.memfd_create("said", os.MFD_CLOEXEC)
+        held.callback(os.close, said)
+        null = os.open(hostpaths.NULL_DEVICE, os.O_RDWR | os.O_CLOEXEC)
+        held.callback(os.close, null)
+        streams = {0: null, 1: null, 2: null, stream: said, **{each: each for each in kept}}
+        actions = [(os.POSIX_SPAWN_DUP2, old, new) for new, old in streams.items()]
+        pid = os.posix_spawn(
+            argv[0], argv, environment, file_actions=actions, setsigdef=[signal.SIGPIPE]
+        )
         poll = select.poll()
-        poll.register(pidfd, select.POLLIN)
-        in_time = poll.poll(seconds * 1000)
-        if not in_time:
-            signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+        poll.register(pidfd := os.pidfd_open(pid), select.POLLIN)
+        held.callback(os.close, pidfd)
+        if not (in_time := poll.poll(seconds * 1000)):
+            os.kill(pid, signal.SIGKILL)
         status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
         if not in_time:
             raise TimeoutError(errno.ETIMEDOUT, "a program of the host did not end in time")
-        said = b""
-        with suppress(BlockingIOError):
-            said = os.read(here, _SAID_BYTES_MAX)
-        return status, said
+        return status, os.pread(said, _SAID_BYTES_MAX, 0)

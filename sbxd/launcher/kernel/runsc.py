@@ -134,7 +134,7 @@ def _examine(path: str) -> Runsc:
     finally:
         os.close(descriptor)
     try:
-        status, answer = process.run([path, "--version"], {}, VERSION_SECONDS, stream=1)
+        status, answer = process.run([path, "--version"], {}, VERSION_SECONDS, 1)
     except TimeoutError:
         status, answer = 1, b""
     if status != 0:

@@ -17,23 +17,16 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
+# pystemd's parts without what the package itself loads.
+if (_found := importlib.util.find_spec("pystemd")) is not None and "pystemd" not in sys.modules:
+    sys.modules["pystemd"] = types.ModuleType("pystemd")
+    sys.modules["pystemd"].__path__ = list(_found.submodule_search_locations or ())
 
-def _without_its_start() -> None:
-    """Let pystemd's parts be imported without what the package itself loads."""
-    found = importlib.util.find_spec("pystemd")
-    if found is not None and "pystemd" not in sys.modules:
-        package = types.ModuleType("pystemd")
-        package.__path__ = list(found.submodule_search_locations or ())
-        sys.modules["pystemd"] = package
+from pystemd.dbusexc import DBusBaseError, DBusNoSuchUnitError
+from pystemd.dbuslib import DBusAddress, apply_signature
 
-
-_without_its_start()
-
-from pystemd.dbusexc import DBusBaseError, DBusNoSuchUnitError  # noqa: E402
-from pystemd.dbuslib import DBusAddress, apply_signature  # noqa: E402
-
-from sbxd.launcher.kernel import cgroup, hostpaths  # noqa: E402
-from sbxd.launcher.requests import CPU_WEIGHT_MAX, CgroupLimits  # noqa: E402
+from sbxd.launcher.kernel import cgroup, hostpaths
+from sbxd.launcher.requests import CPU_WEIGHT_MAX, CgroupLimits
 
 _NAME = b"org.freedesktop.systemd1"
 _PATH = b"/org/freedesktop/systemd1"
