@@ -228,10 +228,17 @@ def fsmount(context_fd: int, attributes: int) -> int:
 
 
 def mount_setattr(
-    mount_fd: int, path: bytes, flags: int, attributes: int, userns_fd: int = 0
+    mount_fd: int,
+    path: bytes,
+    flags: int,
+    attributes: int,
+    userns_fd: int = 0,
+    cleared: int = 0,
+    propagation: int = 0,
 ) -> None:
-    """Add mount attributes to the mount at `path` below `mount_fd` (b"" and AT_EMPTY_PATH: it)."""
-    raw = struct.pack("QQQQ", attributes, 0, 0, userns_fd)
+    """Change mount attributes of the mount at `path` below `mount_fd` (b"" and AT_EMPTY_PATH: it):
+    add these, take away the cleared ones."""
+    raw = struct.pack("QQQQ", attributes, cleared, propagation, userns_fd)
     _call("mount_setattr", _long(mount_fd), path, ctypes.c_uint(flags), raw, _long(len(raw)))
 
 

@@ -97,6 +97,8 @@ _REMEDIES: dict[tuple[str, int | None], str] = {
     ("seccomp_profile", None): "the launcher has no usable profile of the name in seccomp.profile: "
     "see `sbxctl seccomp dump`, and restart sbxd-launcher after a change",
     ("uid_block", None): "no block of host uids is free: see `sbxctl doctor`",
+    ("anchor", errno.EACCES): "the host forbids to run a program from memory: set the sysctl "
+    "vm.memfd_noexec to 1 or 0",
     ("volume", errno.ENOSPC): "the state directory has no room for a workspace of this size beside "
     "those that are promised: ask for less (`sbxctl run --disk`), or lower "
     "limits.defaults.workspace_bytes or reserve.slots, whose slots are promised theirs",

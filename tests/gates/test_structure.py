@@ -19,7 +19,7 @@ LONG_MODULES = {"sbxd.jail.syscalls": "one wrapper per system call, nothing to s
 
 # What must be read whole to trust the root process and what it forks, in lines.
 TRUSTED = ("sbxd.launcher", "sbxd.jail", "sbxd.oci", "sbxd.steward")
-TRUSTED_LINES_MAX = 12_300
+TRUSTED_LINES_MAX = 12_620
 
 # The only place that may catch everything, to answer a peer and survive.
 CATCHES_ALL = frozenset({"sbxd.service.session"})
@@ -250,6 +250,8 @@ def test_no_test_module_is_longer_either(suite: list[tuple[str, ast.Module]]) ->
 def test_what_root_runs_stays_within_its_size_budget(product: dict[str, Module]) -> None:
     trusted = {name: m.lines for name, m in product.items() if within(name, TRUSTED)}
     assert trusted.keys() >= {"sbxd.launcher.loop", "sbxd.jail.construct"}
+    # What a command's process is between the interpreter and its program.
+    trusted["guest/command.h"] = (REPOSITORY / "guest/command.h").read_text().count("\n")
     assert sum(trusted.values()) <= TRUSTED_LINES_MAX, sorted(trusted.items(), key=lambda i: -i[1])
 
 

@@ -10,6 +10,7 @@ import trio
 from sbxd.client.remote import connect
 from sbxd.port.errors import PortError
 from sbxd.wire.repair import ClearingWord
+from tests.pacing import next_look
 from tests.redteam.faults import SMALL
 from tests.redteam.inventory import STATE, wait_settled
 from tests.redteam.live import WORKER_SOCKET, admin, default_image, specification
@@ -61,4 +62,4 @@ async def _quarantined(name: str) -> None:
     with trio.fail_after(120):
         async with admin() as client:
             while name not in {each.name for each in await client.quarantine()}:
-                await trio.lowlevel.checkpoint()
+                await next_look()

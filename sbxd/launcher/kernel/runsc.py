@@ -18,7 +18,6 @@ import os
 import select
 import signal
 import socket
-import subprocess
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
@@ -134,16 +133,11 @@ def _examine(path: str) -> Runsc:
     finally:
         os.close(descriptor)
     try:
-        answer = subprocess.run(
-            [path, "--version"],
-            env={},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            check=True,
-            timeout=VERSION_SECONDS,
-        ).stdout
-    except subprocess.SubprocessError:
-        raise OSError(errno.ENOEXEC, "runsc does not tell its version") from None
+        status, answer = process.run([path, "--version"], {}, VERSION_SECONDS, 1)
+    except TimeoutError:
+        status, answer = 1, b""
+    if status != 0:
+        raise OSError(errno.ENOEXEC, "runsc does not tell its version")
     version = answer.decode("ascii", "replace").partition("\n")[0].rpartition(" ")[2][:64]
     return Runsc(path, digest.hexdigest(), version, identity)
 
