@@ -69,11 +69,11 @@ class QuarantineCleared(AuditEvent, frozen=True, kw_only=True):
     peer_uid: int
 
 
-class QuarantineProvenGone(AuditEvent, frozen=True, kw_only=True):
+class QuarantineReleased(AuditEvent, frozen=True, kw_only=True):
     """What had not been proven stopped is proven gone: a pass of the reaper, or a reconciliation,
     tried again and released it. kinds: what was there before."""
 
-    MESSAGE_ID: ClassVar[str] = "16168bc0e9f5ec4fdb08600c288276d7"
+    MESSAGE_ID: ClassVar[str] = "54f2707f866a431382b6671b88074883"
     PRIORITY: ClassVar[Priority] = Priority.NOTICE
     SUMMARY: ClassVar[str] = "Quarantine of {environment_id} is over: it is proven gone"
 
@@ -86,5 +86,5 @@ LEASE_EVENT_TYPES: tuple[type[AuditEvent], ...] = (
     LeaseAuthorityMissed,
     JournalWriteFailed,
     QuarantineCleared,
-    QuarantineProvenGone,
+    QuarantineReleased,
 )

@@ -20,7 +20,7 @@ from functools import partial
 import trio
 
 from sbxd.audit.events import EnvironmentQuarantined, OrphanDestroyed
-from sbxd.audit.lease_events import ClearingProof, QuarantineCleared, QuarantineProvenGone
+from sbxd.audit.lease_events import ClearingProof, QuarantineCleared, QuarantineReleased
 from sbxd.audit.sink import AuditSink, AuditUnavailable
 from sbxd.lifecycle.budgets import Budgets
 from sbxd.lifecycle.environments import Quarantined, ReconcileReport
@@ -147,7 +147,7 @@ class Reconciler:
         for name in destroyed:
             if name not in left:
                 # Recorded first, as in `clear`.
-                await self._audit.emit(QuarantineProvenGone(environment_id=name, kinds=held[name]))
+                await self._audit.emit(QuarantineReleased(environment_id=name, kinds=held[name]))
                 await self._journal.release(name)
                 released.append(name)
 

@@ -350,7 +350,7 @@ SCENARIOS = (
         an_environment_cannot_be_destroyed,
         (e.EnvironmentDestroyFailed, e.EnvironmentQuarantined, leases.QuarantineCleared),
     ),
-    Scenario(what_was_quarantined_can_be_destroyed, (leases.QuarantineProvenGone,)),
+    Scenario(what_was_quarantined_can_be_destroyed, (leases.QuarantineReleased,)),
     Scenario(a_slot_cannot_be_prepared, (e.SlotPreparationFailed,)),
     Scenario(a_command_is_not_confined_as_asked, (confinement.ConfinementMismatched,)),
     Scenario(a_lease_is_not_held, (leases.StaleLeaseEnded,)),

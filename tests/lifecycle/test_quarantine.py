@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from trio.testing import MockClock
 
 from sbxd.audit.events import EnvironmentDestroyFailed, EnvironmentQuarantined, Priority
-from sbxd.audit.lease_events import ClearingProof, QuarantineCleared, QuarantineProvenGone
+from sbxd.audit.lease_events import ClearingProof, QuarantineCleared, QuarantineReleased
 from sbxd.lifecycle.budgets import Budgets
 from sbxd.lifecycle.journal import JournalState
 from sbxd.port.environment import EnvironmentHandle
@@ -147,7 +147,7 @@ async def test_a_pass_releases_what_is_proven_gone_and_records_it(
         assert report.released == (name,)
         assert world.consistent_and_empty()
         assert await world.environments.list() == ()
-        (event,) = world.sink.of(QuarantineProvenGone)
+        (event,) = world.sink.of(QuarantineReleased)
         assert (event.environment_id, event.kinds) == (name, ("scope", "volume"))
         assert world.sink.of(QuarantineCleared) == []  # nobody's word
         assert (await getattr(world.environments, verb)()).released == ()
@@ -164,7 +164,7 @@ async def test_a_pass_leaves_what_is_not_proven_gone_and_alerts_no_second_time(
             assert world.store.states() == {name: JournalState.QUARANTINED}
             assert name in world.mechanism.existing
         assert len(world.sink.of(EnvironmentQuarantined)) == 1
-        assert world.sink.of(QuarantineProvenGone) == []
+        assert world.sink.of(QuarantineReleased) == []
         assert (await world.environments.reap()).released == (name,)
 
 
