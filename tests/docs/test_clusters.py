@@ -180,8 +180,14 @@ async def _lasting(
             stdout=log,
             stderr=log,
             check=False,
+            deliver_cancel=_kill,
         )
     raise AssertionError(said.read_text())
+
+
+async def _kill(process: trio.Process) -> None:
+    # Not asked first: a worker that is asked while its scheduler ends may wait for it for ever.
+    process.kill()
 
 
 async def test_dask_spreads_the_recipe_over_two_nodes_and_each_task_uses_its_nodes_daemon(
