@@ -295,6 +295,23 @@ static long try_program(const char *path)
     return result;
 }
 
+/* The next entry of the search path, checked; how long it is. */
+static size_t take_an_entry(const char **place, char *entry)
+{
+    size_t size = 0;
+    const char *c = *place;
+    while (*c && *c != ':' && size < 4096)
+        entry[size++] = *c++;
+    entry[size] = 0;
+    if (entry[0] != '/' || (*c && *c != ':') || starts_with_workspace(entry))
+        fail("search_path", -EINVAL);
+    for (size_t i = 0; i < size; i++) /* no detour by which it could lie in the workspace */
+        if (entry[i] == '/' && (entry[i + 1] == '/' || entry[i + 1] == '.'))
+            fail("search_path", -EINVAL);
+    *place = *c ? c + 1 : NULL;
+    return size;
+}
+
 static void execute(void)
 {
     static char candidate[8192];
@@ -309,19 +326,10 @@ static void execute(void)
     for (const char *c = name; *c; c++)
         if (*c == '/')
             fail("program_name", -EINVAL);
+    for (const char *place = command.path; place;) /* all of them, before one is tried */
+        take_an_entry(&place, candidate);
     for (const char *place = command.path; place;) {
-        size_t size = 0;
-        while (*place && *place != ':' && size < 4096)
-            candidate[size++] = *place++;
-        if (size == 0 || candidate[0] != '/' || (*place && *place != ':'))
-            fail("search_path", -EINVAL);
-        place = *place ? place + 1 : NULL;
-        candidate[size] = 0;
-        for (size_t i = 0; i < size; i++) /* no detour by which it could lie in the workspace */
-            if (candidate[i] == '/' && (candidate[i + 1] == '/' || candidate[i + 1] == '.'))
-                fail("search_path", -EINVAL);
-        if (starts_with_workspace(candidate))
-            fail("search_path", -EINVAL);
+        size_t size = take_an_entry(&place, candidate);
         candidate[size++] = '/';
         for (const char *c = name; *c && size < sizeof candidate - 1; c++)
             candidate[size++] = *c;
