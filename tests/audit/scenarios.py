@@ -5,6 +5,7 @@ environments, real commands, real faults. `SCENARIOS` says which scenario record
 import io
 import os
 import secrets
+import shutil
 import signal
 import subprocess
 import tarfile
@@ -29,7 +30,7 @@ from sbxd.port.ids import EnvironmentId, TenantId
 from sbxd.port.limits import MIB, EnvironmentBudgets
 from sbxd.wire.repair import ClearingWord
 from tests.audit.live_records import position, since
-from tests.kernel.test_launcher_verify import FAULTY
+from tests.kernel.test_launcher_verify import FAULTY, program_without
 from tests.lab.internet import internet
 from tests.pacing import next_look
 from tests.redteam import test_bridge, test_egress_abuse, test_no_orphans, test_operator_interferes
@@ -213,10 +214,13 @@ async def a_slot_cannot_be_prepared() -> None:
 
 async def a_command_is_not_confined_as_asked() -> None:
     drop_in = DROP_INS / f"{LAUNCHER}.d" / "scenario.conf"
-    program = STATE.parent / "sbxd-scenario-launcher.py"
+    place = STATE.parent / "sbxd-scenario-launcher"
+    place.mkdir()
+    program = place / "launcher.py"
     drop_in.parent.mkdir(parents=True, exist_ok=True)
     program.write_text(FAULTY)
-    run = f"/opt/sbxd/bin/python {program} confine_system_calls"
+    step = "confine_system_calls"
+    run = f"/opt/sbxd/bin/python {program} {step} {program_without(place, step)}"
     drop_in.write_text(f"[Service]\nExecStart=\nExecStart={run}\n")
     image = await default_image()
     try:
@@ -226,7 +230,7 @@ async def a_command_is_not_confined_as_asked() -> None:
         await attempt(cold(image))
     finally:
         drop_in.unlink()
-        program.unlink()
+        shutil.rmtree(place)
         systemctl("daemon-reload")
         systemctl("restart", LAUNCHER)
     await restored()
