@@ -49,7 +49,7 @@ from sbxd.client.remote import connect
 from sbxd.port.errors import PortError
 from tests.redteam.live import WORKER_SOCKET, Live, default_image, specification
 
-RUN, BINDS, MARKER = sys.argv[1], sys.argv[2] == "binds", sys.argv[3]
+RUN, BINDS, MARKER = sys.argv[1], sys.argv[2] == "binds", sys.argv[3].removeprefix("mark=")
 
 async def main():
     image = await default_image()
@@ -118,7 +118,9 @@ async def authority() -> AsyncIterator[LeaseAuthority]:
 async def working(run: str, marker: str, binds: str = "binds") -> AsyncIterator[Worker]:
     """A worker whose command runs."""
     process = await trio.lowlevel.open_process(
-        [sys.executable, "-c", WORKER, run, binds, marker], stdout=subprocess.PIPE
+        # The word stands alone in the command's arguments and not in the worker's own.
+        [sys.executable, "-c", WORKER, run, binds, f"mark={marker}"],
+        stdout=subprocess.PIPE,
     )
     try:
         environment_id = await line_of(process)
