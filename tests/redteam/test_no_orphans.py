@@ -23,8 +23,9 @@ from sbxd.client.authority import Admitted, LeaseAuthority
 from sbxd.policy.leases import run_key
 from sbxd.port.ids import EnvironmentId, RunId, TenantId
 from sbxd.port.leases import LeaseStanding
+from tests.pacing import next_look
 from tests.redteam.inventory import Kernel, take, wait_settled
-from tests.redteam.live import admin, wait_process_on_the_host
+from tests.redteam.live import admin
 
 pytestmark = [
     pytest.mark.needs("daemon"),
@@ -49,7 +50,7 @@ from sbxd.client.remote import connect
 from sbxd.port.errors import PortError
 from tests.redteam.live import WORKER_SOCKET, Live, default_image, specification
 
-RUN, BINDS, MARKER = sys.argv[1], sys.argv[2] == "binds", sys.argv[3].removeprefix("mark=")
+RUN, BINDS, MARKER = sys.argv[1], sys.argv[2] == "binds", sys.argv[3]
 
 async def main():
     image = await default_image()
@@ -118,17 +119,26 @@ async def authority() -> AsyncIterator[LeaseAuthority]:
 async def working(run: str, marker: str, binds: str = "binds") -> AsyncIterator[Worker]:
     """A worker whose command runs."""
     process = await trio.lowlevel.open_process(
-        # The word stands alone in the command's arguments and not in the worker's own.
-        [sys.executable, "-c", WORKER, run, binds, f"mark={marker}"],
+        [sys.executable, "-c", WORKER, run, binds, marker],
         stdout=subprocess.PIPE,
     )
     try:
         environment_id = await line_of(process)
-        await wait_process_on_the_host(marker)
+        await _wait_running(environment_id)
         yield Worker(process, EnvironmentId(environment_id))
     finally:
         process.kill()
         await process.wait()
+
+
+async def _wait_running(environment_id: str) -> None:
+    """Until it has a command. (A guest's kernel shows the host none of its processes.)"""
+    with trio.fail_after(30):
+        async with admin() as client:
+            while (environment_id, "RUNNING") not in {
+                (each.handle.environment_id, each.state) for each in await client.list()
+            }:
+                await next_look()
 
 
 async def passes() -> tuple[set[str], int]:
