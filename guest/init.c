@@ -16,6 +16,8 @@
  * (CLONE_VM), so no page table is copied, it reads the command where this process has parsed it, and
  * it tells of a failure there. No other process of its uid is alive in that time.
  *
+ * On the host's kernel the same program is the process of one command (`command.h`).
+ *
  * Deliberately absent: any judgement of why a command ended; any way for a command to speak to
  * this process (the channel is closed in every child before its program runs).
  */
@@ -68,7 +70,7 @@ static int pair[2];
 
 #if defined(__x86_64__)
 
-__asm__(".globl _start\n_start: xor %ebp, %ebp\n and $-16, %rsp\n call begin\n ud2\n");
+__asm__(".globl _start\n_start: xor %ebp, %ebp\n mov %rsp, %rdi\n and $-16, %rsp\n call begin\n ud2\n");
 
 static long call(long number, long a, long b, long c, long d, long e)
 {
@@ -98,7 +100,7 @@ static long clone_with_stack(unsigned long flags, char *top, void (*function)(vo
 
 #elif defined(__aarch64__)
 
-__asm__(".globl _start\n_start: mov x29, #0\n mov x30, #0\n bl begin\n brk #1\n");
+__asm__(".globl _start\n_start: mov x29, #0\n mov x30, #0\n mov x0, sp\n bl begin\n brk #1\n");
 
 static long call(long number, long a, long b, long c, long d, long e)
 {
@@ -157,11 +159,32 @@ __attribute__((noreturn)) static void leave(int status)
         call(SYS_exit_group, status, 0, 0, 0, 0);
 }
 
+static int report_fd; /* where the process of a command tells of a failure (command.h) */
+
+/* The step that failed, a zero byte, and the errno in decimal digits. */
+static void report(const char *step, long error)
+{
+    char out[128], digits[24];
+    size_t size = 0, count = 0;
+    while (*step && size < sizeof out - sizeof digits - 1)
+        out[size++] = *step++;
+    out[size++] = 0;
+    do
+        digits[count++] = (char)('0' + error % 10);
+    while (error /= 10);
+    while (count)
+        out[size++] = digits[--count];
+    call(SYS_write, report_fd, (long)out, (long)size, 0, 0);
+}
+
 /* Something is broken: the kernel of the sandbox ends with process 1. */
 static void require(int condition, int status)
 {
-    if (!condition)
-        leave(status);
+    if (condition)
+        return;
+    if (report_fd)
+        report("command", EPROTO);
+    leave(status);
 }
 
 #include "relay.h"
@@ -198,6 +221,8 @@ static void say(int verb, uint32_t number, const int32_t *value, const char *tex
 
 __attribute__((noreturn)) static void fail(const char *step, long error)
 {
+    if (report_fd)
+        report(step, -error);
     command.failed_errno = (int)-error;
     command.failed_step = step;
     leave(127);
@@ -240,7 +265,7 @@ static int open_the_workspace_again(void)
     return call(SYS_fchmodat, AT_FDCWD, (long)WORKSPACE, mode, 0, 0) == 0;
 }
 
-static void enter_the_working_directory(void)
+static void enter_by_name(void)
 {
     static const char step[] = "enter_the_working_directory";
     static char here[4096];
@@ -270,6 +295,23 @@ static long try_program(const char *path)
     return result;
 }
 
+/* The next entry of the search path, checked; how long it is. */
+static size_t take_an_entry(const char **place, char *entry)
+{
+    size_t size = 0;
+    const char *c = *place;
+    while (*c && *c != ':' && size < 4096)
+        entry[size++] = *c++;
+    entry[size] = 0;
+    if (entry[0] != '/' || (*c && *c != ':') || starts_with_workspace(entry))
+        fail("search_path", -EINVAL);
+    for (size_t i = 0; i < size; i++) /* no detour by which it could lie in the workspace */
+        if (entry[i] == '/' && (entry[i + 1] == '/' || entry[i + 1] == '.'))
+            fail("search_path", -EINVAL);
+    *place = *c ? c + 1 : NULL;
+    return size;
+}
+
 static void execute(void)
 {
     static char candidate[8192];
@@ -284,16 +326,10 @@ static void execute(void)
     for (const char *c = name; *c; c++)
         if (*c == '/')
             fail("program_name", -EINVAL);
+    for (const char *place = command.path; place;) /* all of them, before one is tried */
+        take_an_entry(&place, candidate);
     for (const char *place = command.path; place;) {
-        size_t size = 0;
-        while (*place && *place != ':' && size < 4096)
-            candidate[size++] = *place++;
-        if (size == 0 || candidate[0] != '/' || (*place && *place != ':'))
-            fail("search_path", -EINVAL);
-        place = *place ? place + 1 : NULL;
-        candidate[size] = 0;
-        if (starts_with_workspace(candidate))
-            fail("search_path", -EINVAL);
+        size_t size = take_an_entry(&place, candidate);
         candidate[size++] = '/';
         for (const char *c = name; *c && size < sizeof candidate - 1; c++)
             candidate[size++] = *c;
@@ -351,7 +387,7 @@ static void become_the_command(void)
     take_the_streams(socket);
     /* The Sentry counts a process for the uid that it was made by: this one for no workload. */
     limit(RLIMIT_NPROC, processes_max - 1, processes_max - 1);
-    enter_the_working_directory();
+    enter_by_name();
     must("close_descriptors", call(SYS_close_range, socket + 1, 0x7fffffff, 0, 0, 0));
     execute();
 }
@@ -587,8 +623,13 @@ static void receive(void)
     }
 }
 
-__attribute__((noreturn, used)) void begin(void)
+#include "command.h"
+
+/* `start`: where the kernel has put the number of arguments, and the arguments. */
+__attribute__((noreturn, used)) void begin(long *start)
 {
+    if (start[0] > 0 && is_same((char *)start[1], "sbx-command"))
+        be_a_command(start[0], (char **)(start + 1));
     uint64_t set = 1ULL << (SIGCHLD - 1);
     require(call(SYS_rt_sigprocmask, SIG_BLOCK, (long)&set, 0, sizeof set, 0) == 0, 20);
     require(call(SYS_prctl, PR_SET_DUMPABLE, 0, 0, 0, 0) == 0, 21);

@@ -13,14 +13,16 @@
  * death of whoever held it. The daemon says it once more when it is gone altogether, which this
  * kernel's sockets do not tell.
  *
- * Invariants: a relay has no capability, no file of the guest, an id that no command has, and no
- * other descriptor than these; nothing is accepted for a command but while it runs, since the
+ * Invariants: a relay has no capability, no file of the guest, an id that no command has, no other
+ * descriptor than these, and no system call but those of relay_filter.h; nothing is accepted for a command but while it runs, since the
  * relay dies with it; an end of one direction is passed on; through the proxy's port, what broke
  * on one side is broken on the other (reset), never ended as if it were whole.
  *
  * Deliberately absent: looking at the bytes; receiving descriptors from a command (read(2) drops
  * them, within the guest).
  */
+
+#include "relay_filter.h"
 
 #include <netinet/in.h>
 #include <netinet/tcp.h>
@@ -294,6 +296,7 @@ __attribute__((noreturn)) static void relay(uint32_t which, const int channels[2
     watch(own.channel, EPOLLIN, OFFERS);
     watch(own.ends, EPOLLIN | EPOLLET, ENDS);
     watch(own.listener, EPOLLIN | EPOLLET, KNOCKS);
+    require(call(SYS_seccomp, SECCOMP_SET_MODE_FILTER, 0, (long)&relay_program, 0, 0) == 0, 48);
     for (;;) {
         struct epoll_event events[EVENTS_MAX];
         int is_busy = 0, is_used = 0;

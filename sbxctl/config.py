@@ -43,7 +43,7 @@ def check(as_json: bool, file: Path) -> None:
     Do it before `systemctl restart sbxd`: a restart ends every sandbox. Exit code 0 when it would
     start, 244 when it would not. The credential is looked for beside FILE.
     """
-    problems = _problems(file)
+    problems = problems_of(file)
     if as_json:
         print_json({"file": str(file), "ok": not problems, "problems": problems})
     elif not problems:
@@ -82,7 +82,8 @@ def show(changed: bool, as_json: bool, file: Path) -> None:
         )
 
 
-def _problems(file: Path) -> tuple[StartupRefusal, ...]:
+def problems_of(file: Path) -> tuple[StartupRefusal, ...]:
+    """Why the daemon would not start with this file; empty when it would."""
     try:
         settings = load(file)
     except ConfigError as error:

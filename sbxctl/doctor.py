@@ -1,25 +1,36 @@
 """`sbxctl doctor`: what this host can enforce, what is missing, and the exact fix.
 
 The daemon's own probes (made by the launcher, which may look) are the answer when it runs. When it
-cannot be reached, doctor says why, from what any user may read; it changes nothing.
+cannot be reached, doctor says why, from what any user may read: the configuration among it, and
+what systemd knows of the service. It changes nothing.
 """
 
 import grp
 import os
 import stat
+import subprocess
 import sys
 from pathlib import Path
 
 import click
 import trio
 
+from sbxctl.config import problems_of
 from sbxctl.exits import Exit
 from sbxctl.report import print_json, show_posture
 from sbxd.client.admin import connect_admin
 from sbxd.port.errors import ExecutionRejected, ExecutionUnavailable
+from sbxd.settings import CONFIGURATION_FILE
 from sbxd.wire.descriptions import PostureItem
 
 CONTROLLERS = ("cpu", "memory", "pids")
+# The daemon's exit status when it refuses its configuration or its host (sbxd(8)).
+REFUSED = 2
+SHOW = ("systemctl", "show", "--property=ActiveState,ExecMainStatus", "sbxd.service")
+# A start that is about to fail has closed the connection already.
+UNDER_WAY = frozenset({"activating", "deactivating"})
+SYSTEMCTL_SECONDS = 10.0
+SETTLE_SECONDS = 0.1
 
 
 @click.command("doctor")
@@ -44,13 +55,7 @@ async def _from_daemon(socket: str) -> tuple[PostureItem, ...]:
             described = await admin.describe()
             images = await admin.image_list()
     except (ExecutionUnavailable, ExecutionRejected) as error:
-        silent = PostureItem(
-            name="sbxd",
-            state="missing",
-            detail=f"no answer: {error.detail}",
-            fix="systemctl status sbxd sbxd-launcher; journalctl -u sbxd -u sbxd-launcher",
-        )
-        return (*_local(socket), silent)
+        return (*_local(socket), await _silent(error.detail))
     summary = (
         f"{described.version}, mechanism {described.mechanism}, {described.deployment_mode}, "
         f"{described.environments} environments, reserve {described.reserve_ready} of "
@@ -74,7 +79,56 @@ async def _from_daemon(socket: str) -> tuple[PostureItem, ...]:
 
 
 def _local(socket: str) -> tuple[PostureItem, ...]:
-    return (_systemd(), _cgroup(), _user_namespaces(), _socket(socket))
+    configuration = _configuration(Path(CONFIGURATION_FILE))
+    return (_systemd(), _cgroup(), _user_namespaces(), configuration, _socket(socket))
+
+
+async def _silent(why: str) -> PostureItem:
+    """The daemon, which did not answer."""
+    if await _exit_status() == REFUSED:
+        return PostureItem(
+            name="sbxd",
+            state="missing",
+            detail="refused to start, with this configuration on this host, and is not started "
+            "again by itself",
+            fix="sbxctl logs daemon -p err says each reason; then systemctl restart sbxd",
+        )
+    return PostureItem(
+        name="sbxd",
+        state="missing",
+        detail=f"no answer: {why}",
+        fix="systemctl status sbxd sbxd-launcher; journalctl -u sbxd -u sbxd-launcher",
+    )
+
+
+async def _exit_status() -> int | None:
+    """Of the service's last run, once that is over; None where it is not, or is not known."""
+    with trio.move_on_after(SYSTEMCTL_SECONDS):
+        while True:
+            try:
+                done = await trio.run_process(SHOW, capture_stdout=True, capture_stderr=True)
+            except (OSError, subprocess.CalledProcessError):
+                return None
+            lines = done.stdout.decode().splitlines()
+            known = dict(line.split("=", 1) for line in lines if "=" in line)
+            if known.get("ActiveState") not in UNDER_WAY:
+                status = known.get("ExecMainStatus", "")
+                return int(status) if status.isdecimal() else None
+            await trio.sleep(SETTLE_SECONDS)
+    return None
+
+
+def _configuration(file: Path) -> PostureItem:
+    told = [str(each) for each in problems_of(file)]
+    if not told:
+        return PostureItem(name="configuration", state="ok", detail=str(file))
+    more = f" (and {len(told) - 1} more)" if len(told) > 1 else ""
+    return PostureItem(
+        name="configuration",
+        state="missing",
+        detail=f"{file} is refused: {told[0]}{more}",
+        fix="correct it until `sbxctl config check` is content; then systemctl restart sbxd",
+    )
 
 
 def _systemd() -> PostureItem:

@@ -5,6 +5,7 @@ import click
 from sbxctl.exits import Exit
 from sbxctl.report import print_json, show_environment, show_environments
 from sbxctl.session import run_verb
+from sbxctl.units import EnvironmentName
 from sbxd.client.admin import AdminClient
 from sbxd.port.errors import ExecutionRejected, RejectedCode
 from sbxd.port.ids import EnvironmentId
@@ -29,13 +30,13 @@ def ls(socket: str, as_json: bool) -> None:
 
 @click.command("inspect")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")
-@click.argument("environment_id")
+@click.argument("environment_id", type=EnvironmentName())
 @click.pass_obj
-def inspect(socket: str, as_json: bool, environment_id: str) -> None:
+def inspect(socket: str, as_json: bool, environment_id: EnvironmentId) -> None:
     """Show one live environment: whose it is, its limits, what it is running."""
 
     async def verb(admin: AdminClient) -> int:
-        info = await admin.inspect(EnvironmentId(environment_id))
+        info = await admin.inspect(environment_id)
         if as_json:
             print_json(info)
         else:
@@ -47,16 +48,16 @@ def inspect(socket: str, as_json: bool, environment_id: str) -> None:
 
 @click.command("destroy")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")
-@click.argument("environment_ids", nargs=-1, required=True)
+@click.argument("environment_ids", nargs=-1, required=True, type=EnvironmentName())
 @click.pass_obj
-def destroy(socket: str, as_json: bool, environment_ids: tuple[str, ...]) -> None:
+def destroy(socket: str, as_json: bool, environment_ids: tuple[EnvironmentId, ...]) -> None:
     """End environments and erase their workspaces. One that is gone already is no error."""
 
     async def verb(admin: AdminClient) -> int:
         outcome = {}
         for each in environment_ids:
             try:
-                info = await admin.inspect(EnvironmentId(each))
+                info = await admin.inspect(each)
             except ExecutionRejected as error:
                 if error.code is not RejectedCode.ENVIRONMENT_GONE:
                     raise

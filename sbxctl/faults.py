@@ -4,6 +4,7 @@ What a verb expects to fail has its sentence and its exit code elsewhere (`sbxct
 is for what nobody expected; `--debug` leaves it as it is.
 """
 
+import errno
 import os
 import sys
 from types import TracebackType
@@ -14,6 +15,7 @@ from sbxctl.exits import Exit
 
 _FOR_CLICK = (click.ClickException, click.Abort, click.exceptions.Exit)
 _BROKEN_PIPE = 128 + 13
+_OF_THE_DISK = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO})
 
 
 class Faults:
@@ -43,7 +45,10 @@ class Faults:
         for leaf in leaves:
             text = ascii(str(leaf))[1:-1] or "no detail"
             click.echo(f"sbxctl: unexpected {type(leaf).__name__}: {text}", err=True)
-        click.echo("  → this is a fault of sbxctl; `sbxctl --debug …` shows where", err=True)
+        if all(isinstance(leaf, OSError) and leaf.errno in _OF_THE_DISK for leaf in leaves):
+            click.echo("  → the output, or a file here, could not be written", err=True)
+        else:
+            click.echo("  → this is a fault of sbxctl; `sbxctl --debug …` shows where", err=True)
         sys.exit(Exit.INTERNAL)
 
 

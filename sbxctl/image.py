@@ -19,7 +19,7 @@ from sbxctl.pull import pull
 from sbxctl.report import print_json, show_images
 from sbxctl.rootfs import build_debian, plain_tar
 from sbxctl.session import run_verb
-from sbxctl.units import human_bytes
+from sbxctl.units import ImageDigest, human_bytes
 from sbxd.client.admin import AdminClient
 from sbxd.port.errors import ExecutionRejected, RejectedCode
 from sbxd.wire.descriptions import ImageInfo
@@ -205,7 +205,7 @@ def ls(socket: str, as_json: bool) -> None:
 
 @image.command("rm")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")
-@click.argument("digests", nargs=-1, required=True)
+@click.argument("digests", nargs=-1, required=True, type=ImageDigest())
 @click.pass_obj
 def rm(socket: str, as_json: bool, digests: tuple[str, ...]) -> None:
     """Remove images that no environment and no alias uses."""

@@ -48,7 +48,13 @@ def clear(socket: str, without_proof: bool, name: str) -> None:
     word = ClearingWord.OPERATOR_WORD if without_proof else ClearingWord.ONLY_WITH_PROOF
 
     async def verb(admin: AdminClient) -> int:
-        kinds = next((i.kinds for i in await admin.quarantine() if i.name == name), ())
+        kinds = next((i.kinds for i in await admin.quarantine() if i.name == name), None)
+        if kinds is None:
+            return fail(
+                Exit.REJECTED,
+                "nothing of that name is quarantined",
+                hint="`sbxctl quarantine ls` lists what is",
+            )
         click.echo(f"{printable(name)} holds: {', '.join(kinds) or 'nothing that can be seen'}")
         try:
             proof = await admin.clear_quarantine(name, word)

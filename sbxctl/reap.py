@@ -1,4 +1,4 @@
-"""`sbxctl reap`: one pass over the leases. The timer `sbxd-reap.timer` runs it."""
+"""`sbxctl reap`: one pass over leases and quarantine. The timer `sbxd-reap.timer` runs it."""
 
 import click
 
@@ -12,7 +12,8 @@ from sbxd.client.admin import AdminClient
 @click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")
 @click.pass_obj
 def reap(socket: str, as_json: bool) -> None:
-    """Ask the lease authorities, and end every environment whose lease nobody holds."""
+    """Ask the lease authorities, and end every environment whose lease nobody holds; then try
+    again what is quarantined."""
 
     async def verb(admin: AdminClient) -> int:
         reaped = await admin.reap()
@@ -25,6 +26,8 @@ def reap(socket: str, as_json: bool) -> None:
         )
         for each in reaped.stale:
             click.echo(f"{each} ended")
+        for each in reaped.released:
+            click.echo(f"{printable(each)} proven gone, and out of the quarantine")
         for name in reaped.unanswered:
             click.echo(
                 f"sbxctl: the lease authority {printable(name)} does not answer; nothing was "

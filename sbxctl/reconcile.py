@@ -12,7 +12,8 @@ from sbxd.client.admin import AdminClient
 @click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")
 @click.pass_obj
 def reconcile(socket: str, as_json: bool) -> None:
-    """Destroy what nobody owns; what cannot be proven gone is quarantined.
+    """Destroy what nobody owns; what cannot be proven gone is quarantined, and released when it
+    can.
 
     Exits with 246 when something is in the quarantine now.
     """
@@ -21,13 +22,21 @@ def reconcile(socket: str, as_json: bool) -> None:
         report = await admin.reconcile()
         held = await admin.quarantine()
         if as_json:
-            print_json({"destroyed": report.destroyed, "quarantined": [i.name for i in held]})
+            print_json(
+                {
+                    "destroyed": report.destroyed,
+                    "released": report.released,
+                    "quarantined": [i.name for i in held],
+                }
+            )
         else:
             for each in report.destroyed:
                 click.echo(f"{printable(each)} destroyed")
+            for each in report.released:
+                click.echo(f"{printable(each)} proven gone, and out of the quarantine")
             for item in held:
                 click.echo(f"{printable(item.name)} quarantined: {', '.join(item.kinds) or '-'}")
-            if not report.destroyed and not held:
+            if not report.destroyed and not report.released and not held:
                 click.echo("nothing to repair")
         return Exit.HOST_DEGRADED if held else Exit.OK
 

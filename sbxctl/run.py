@@ -9,11 +9,12 @@ import click
 import trio
 
 from sbxctl.exits import of_kill
+from sbxctl.options import bound_options, environment_options
 from sbxctl.report import console, print_json, show_result
 from sbxctl.session import run_verb
 from sbxctl.specification import LimitOptions, require_mechanism, specification
 from sbxctl.transfer import Transfer, get_file, put_file
-from sbxctl.units import Cpus, Size
+from sbxctl.units import EnvironmentName
 from sbxd.client.admin import AdminClient
 from sbxd.client.remote import CancelledHook, Hooks
 from sbxd.port.command import ExecutionCommand, ExecutionResult, KillReason
@@ -154,15 +155,9 @@ def _finish(
 
 
 @click.command("run", context_settings=_OWN_OPTIONS_FIRST)
-@click.option("--image", help="An alias of the configuration, or a sha256 digest.")
+@environment_options
 @click.option("--mechanism", type=_MECHANISMS, help="Run only if the daemon has this mechanism.")
-@click.option("--memory", type=Size(), help="Memory, like 256M.")
-@click.option("--cpus", type=Cpus(), help="CPU rate in cores, like 0.5.")
-@click.option("--pids", type=click.IntRange(1), help="Processes and threads.")
-@click.option("--disk", type=Size(), help="Bytes of the workspace, like 64M.")
-@click.option("--inodes", type=click.IntRange(16), help="Files of the workspace.")
-@click.option("--timeout", type=click.IntRange(1, 86400), default=300, show_default=True)
-@click.option("--max-output", type=Size(), default=4 * 2**20, help="Bytes kept of each stream.")
+@bound_options
 @click.option("--put", multiple=True, metavar="FILE[:NAME]", help="Copy a file in first.")
 @click.option("--get", multiple=True, metavar="NAME[:FILE]", help="Copy a file out afterwards.")
 @click.option("--env", multiple=True, metavar="NAME=VALUE", help="A variable (operator's names).")
@@ -175,12 +170,8 @@ def _finish(
 def run(
     socket: str,
     image: str | None,
+    asked: LimitOptions,
     mechanism: str | None,
-    memory: int | None,
-    cpus: int | None,
-    pids: int | None,
-    disk: int | None,
-    inodes: int | None,
     timeout: int,
     max_output: int,
     put: tuple[str, ...],
@@ -195,12 +186,11 @@ def run(
     """Run one command in a fresh environment, show everything, and leave nothing behind.
 
     The command's own exit code is passed through; a kill and a refusal have codes of their own
-    (see the README). Put -- before the command: sbxctl run --memory 256M -- python3 -c 'print(1)'
+    (see sbxctl(1)). Put -- before the command: sbxctl run --memory 256M -- python3 -c 'print(1)'
     """
     puts = [parse_put(value) for value in put]
     gets = [parse_get(value) for value in get]
     variables = parse_variables(env)
-    asked = LimitOptions(memory, cpus, pids, disk, inodes)
     options = CommandOptions(argv, directory, timeout, max_output, stdin, network)
 
     async def verb(admin: AdminClient) -> int:
@@ -237,13 +227,12 @@ def run(
 
 
 @click.command("exec", context_settings=_OWN_OPTIONS_FIRST)
-@click.option("--timeout", type=click.IntRange(1, 86400), default=300, show_default=True)
-@click.option("--max-output", type=Size(), default=4 * 2**20, help="Bytes kept of each stream.")
+@bound_options
 @click.option("--stdin", type=_STDIN, help="A file, or - for standard input.")
 @click.option("--directory", default=".", help="Working directory, relative to /workspace.")
 @click.option("--network", is_flag=True, help="Let it use the environment's destinations.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")
-@click.argument("environment_id")
+@click.argument("environment_id", type=EnvironmentName())
 @click.argument("argv", nargs=-1, required=True)
 @click.pass_obj
 def execute(
@@ -254,7 +243,7 @@ def execute(
     directory: str,
     network: bool,
     as_json: bool,
-    environment_id: str,
+    environment_id: EnvironmentId,
     argv: tuple[str, ...],
 ) -> None:
     """Run one more command in a live environment (one at a time).
@@ -268,7 +257,7 @@ def execute(
 
     async def verb(admin: AdminClient) -> int:
         command = options.command()
-        info = await admin.inspect(EnvironmentId(environment_id))
+        info = await admin.inspect(environment_id)
         timings = Timings(started=monotonic())
         timings.provisioned = timings.started
         result = await execute_in(admin, info.handle, command, timings, live=not as_json)

@@ -92,4 +92,4 @@ def _unavailable_hint(error: ExecutionUnavailable, socket: str) -> str:
         return f"{socket} does not exist: start it with `systemctl enable --now sbxd-admin.socket`"
     if not os.access(socket, os.W_OK):
         return "run as root or as a member of group sbxd-admin"
-    return "see `systemctl status sbxd sbxd-launcher` and `journalctl -u sbxd -u sbxd-launcher`"
+    return "`sbxctl doctor` says what is wrong, `sbxctl logs daemon launcher` what they said"

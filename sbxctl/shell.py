@@ -17,11 +17,12 @@ import click
 import trio
 
 from sbxctl.exits import Exit, of_kill
+from sbxctl.options import bound_options, environment_options
 from sbxctl.report import console
 from sbxctl.run import ENDED_WITH_THE_ENVIRONMENT, Timings, destroy, execute_in
 from sbxctl.session import run_verb
 from sbxctl.specification import LimitOptions, specification
-from sbxctl.units import Cpus, Size
+from sbxctl.units import EnvironmentName
 from sbxd.client.admin import AdminClient
 from sbxd.port.command import ExecutionCommand, ExecutionResult, KillReason
 from sbxd.port.environment import WORKSPACE_ROOT, EnvironmentHandle
@@ -35,29 +36,19 @@ do not work, and a command reads nothing. Ctrl-C cancels the command, Ctrl-D or 
 
 
 @click.command("shell")
-@click.option("--image", help="An alias of the configuration, or a sha256 digest.")
-@click.option("--memory", type=Size(), help="Memory, like 256M.")
-@click.option("--cpus", type=Cpus(), help="CPU rate in cores, like 0.5.")
-@click.option("--pids", type=click.IntRange(1), help="Processes and threads.")
-@click.option("--disk", type=Size(), help="Bytes of the workspace, like 64M.")
-@click.option("--inodes", type=click.IntRange(16), help="Files of the workspace.")
-@click.option("--timeout", type=click.IntRange(1, 86400), default=300, show_default=True)
-@click.option("--max-output", type=Size(), default=4 * 2**20, help="Bytes kept of each stream.")
+@environment_options
+@bound_options
 @click.option("--network", is_flag=True, help="Let the commands use the configured destinations.")
-@click.argument("environment_id", required=False)
+@click.argument("environment_id", required=False, type=EnvironmentName())
 @click.pass_obj
 def shell(
     socket: str,
     image: str | None,
-    memory: int | None,
-    cpus: int | None,
-    pids: int | None,
-    disk: int | None,
-    inodes: int | None,
+    asked: LimitOptions,
     timeout: int,
     max_output: int,
     network: bool,
-    environment_id: str | None,
+    environment_id: EnvironmentId | None,
 ) -> None:
     """Type commands, line by line, in one environment.
 
@@ -66,14 +57,13 @@ def shell(
     the directory of cd stay from line to line, variables and processes do not. Ctrl-C cancels the
     command that runs. The exit code is that of the last line, as `sbxctl run` gives it.
     """
-    asked = LimitOptions(memory, cpus, pids, disk, inodes)
     if environment_id is not None and (image is not None or asked != LimitOptions.nothing()):
         raise click.UsageError("a live environment has its image and its limits already")
     how = How(timeout_seconds=timeout, maximum_output_bytes=max_output, network=network)
 
     async def verb(admin: AdminClient) -> int:
         if environment_id is not None:
-            info = await admin.inspect(EnvironmentId(environment_id))
+            info = await admin.inspect(environment_id)
             return await Loop(admin, info.handle, how).run()
         described = await admin.describe()
         wanted = specification(

@@ -1,9 +1,10 @@
-"""Sizes, CPU shares and destinations as people write them on a command line."""
+"""Sizes, CPU shares, names and destinations as people write them on a command line."""
 
 import re
 
 import click
 
+from sbxd.port.ids import ENVIRONMENT_ID_PATTERN, EnvironmentId
 from sbxd.wire.egress import HOST_CHARACTERS_MAX
 
 _SIZE = re.compile(
@@ -50,6 +51,35 @@ class Cpus(click.ParamType[int]):
         if millicores < 10:
             self.fail("the smallest share is 0.01 cores", param, ctx)
         return millicores
+
+
+class EnvironmentName(click.ParamType[EnvironmentId]):
+    """An environment's id, whole."""
+
+    name = "environment"
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> EnvironmentId:
+        if re.fullmatch(ENVIRONMENT_ID_PATTERN, str(value)) is None:
+            self.fail(
+                f"{str(value)[:40]!a} is no id: 32 hex digits, as `sbxctl ls` shows", param, ctx
+            )
+        return EnvironmentId(str(value))
+
+
+class ImageDigest(click.ParamType[str]):
+    """An image's digest, whole."""
+
+    name = "digest"
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> str:
+        if re.fullmatch(r"sha256:[0-9a-f]{64}", str(value)) is None:
+            found = f"{str(value)[:80]!a} is no digest"
+            self.fail(f"{found}: sha256: and 64 hex digits, as `sbxctl image ls` shows", param, ctx)
+        return str(value)
 
 
 def human_bytes(size: int) -> str:

@@ -4,6 +4,7 @@ Exit status: 0 stopped as asked, 1 could not go on, 2 the configuration was refu
 """
 
 import argparse
+import gc
 import logging
 import os
 import sys
@@ -15,7 +16,7 @@ import trio
 
 from sbxd import daemon
 from sbxd.config import ConfigError, load
-from sbxd.notify import Notifier, passed_sockets, watchdog_seconds
+from sbxd.notify import Notifier, passed_sockets, turn_away, watchdog_seconds
 
 CREDENTIAL_NAME = "service-credential"
 CREDENTIAL_BYTES_MAX = 1024
@@ -46,14 +47,25 @@ def main() -> int:
         handler.setFormatter(PriorityPrefix())
     logging.basicConfig(level=logging.INFO, handlers=[handler])
     log = logging.getLogger("sbxd")
+    passed = passed_sockets(os.environ)
+    status = _serve(arguments.config, passed, log)
+    if status is daemon.ExitStatus.REFUSED:
+        # Who goes on waiting there would have this start again at once, for the same refusal.
+        turned_away = turn_away(passed.values())
+        if turned_away:
+            log.error("clients that waited and were turned away: %d", turned_away)
+    return status
+
+
+def _serve(file: Path, passed: dict[str, int], log: logging.Logger) -> daemon.ExitStatus:
     try:
-        settings = load(arguments.config)
+        settings = load(file)
     except ConfigError as problem:
-        log.error("refusing to start: configuration %s: %s", arguments.config, problem)
+        log.error("refusing to start: configuration %s: %s", file, problem)
         return daemon.ExitStatus.REFUSED
     try:
         given = daemon.Given(
-            passed=passed_sockets(os.environ),
+            passed=passed,
             credential=read_credential(os.environ),
             watchdog_seconds=watchdog_seconds(os.environ),
             notifier=Notifier(os.environ.get("NOTIFY_SOCKET")),
@@ -61,6 +73,9 @@ def main() -> int:
     except OSError as problem:
         log.error("unable to go on: the service credential cannot be read: %s", problem.strerror)
         return daemon.ExitStatus.FAILED
+    # What is there from the start is not looked at again by each collection.
+    gc.collect()
+    gc.freeze()
     return trio.run(partial(daemon.run, settings, given, log))
 
 

@@ -81,7 +81,7 @@ class StartupRefusal(Struct, frozen=True, kw_only=True):
 
     def __str__(self) -> str:
         named = " and ".join(f"{key} = {value}" for key, value in self.settings)
-        return f"{named}: {self.detail}. {self.fix}."
+        return f"{named}{': ' if named else ''}{self.detail}. {self.fix}."
 
 
 class AliasResolution(Struct, frozen=True, kw_only=True):

@@ -51,7 +51,7 @@ from sbxd.fake.engine import FakeEngine
 from sbxd.fake.script import Outcome, Script
 from sbxd.fake.service import FakeEnvironments
 from sbxd.host import HostRefused, accepted_missing, of_this_host, refused
-from sbxd.lifecycle.budgets import Budgets
+from sbxd.lifecycle.budgets import budgets_of
 from sbxd.lifecycle.commands import CommandRules
 from sbxd.lifecycle.environments import Environments
 from sbxd.lifecycle.journal import (
@@ -222,7 +222,7 @@ async def _assemble(
     audit: AuditSink,
     log: logging.Logger,
 ) -> AsyncIterator[Assembled]:
-    budgets = Budgets()
+    budgets = budgets_of(settings.limits)
     boot_id = await read_boot_id(mechanism)
     one_thread = OneThread()
     directory = Path(settings.state_directory) / "journal"

@@ -7,11 +7,12 @@ STATUS=….
 
 import os
 import socket
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 
 FIRST_PASSED_DESCRIPTOR = 3
 _PASSED_MAX = 64
+_TURNED_AWAY_MAX = 4096
 
 
 def passed_sockets(environ: Mapping[str, str]) -> dict[str, int]:
@@ -28,6 +29,22 @@ def passed_sockets(environ: Mapping[str, str]) -> dict[str, int]:
     for position, name in zip(range(count), names, strict=False):
         passed.setdefault(name, FIRST_PASSED_DESCRIPTOR + position)
     return passed
+
+
+def turn_away(listening: Iterable[int]) -> int:
+    """Close the connections that wait at these listening sockets, unread; how many there were.
+
+    The service manager starts a service for as long as somebody waits at its sockets, whatever its
+    exit status was. Bounded: whoever connects faster than this is left to the next start.
+    """
+    closed = 0
+    for descriptor in listening:
+        with socket.socket(fileno=os.dup(descriptor)) as listener, suppress(OSError):
+            listener.setblocking(False)
+            while closed < _TURNED_AWAY_MAX:
+                listener.accept()[0].close()
+                closed += 1
+    return closed
 
 
 def watchdog_seconds(environ: Mapping[str, str]) -> float | None:

@@ -78,6 +78,8 @@ class LimitSettings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     environment_lifetime_seconds: Annotated[int, Meta(ge=1, le=604_800)] = 14_400
     start_budget_seconds: Annotated[int, Meta(ge=1, le=60)] = 30
     files_changed_max: Annotated[int, Meta(ge=1, le=10_000)] = 1000
+    # An environment whose destruction has failed so often is quarantined, which is an alert.
+    destroy_failures_max: Annotated[int, Meta(ge=1, le=10)] = 3
     environments_max: Annotated[int, Meta(ge=1, le=10_000)] = 256
     environments_per_peer_max: Annotated[int, Meta(ge=1, le=10_000)] = 256
     # Of all environments together; three quarters of the host's memory when absent.

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from enum import Enum
-from functools import cache
+from functools import cache, lru_cache
 from string import Formatter
 
 from msgspec import Struct
@@ -23,6 +23,8 @@ FIELD_PREFIX = "SBX_"
 VALUE_BYTES_MAX = 16 * 1024
 MESSAGE_CHARACTERS_MAX = 1024
 VALUES_MAX = 1024
+# More names than all events have; there is no end of those that a caller could make up.
+NAMES_MAX = 2048
 _CUT_MARK = b"[cut]"
 _CONTROL = re.compile(rb"[\x00-\x1f\x7f]")
 _NAME = re.compile(r"[A-Z][A-Z0-9_]{0,63}")
@@ -32,16 +34,19 @@ Field = tuple[str, bytes]
 
 def encode(event: AuditEvent) -> list[Field]:
     """The fields of an event: MESSAGE, MESSAGE_ID, PRIORITY, SYSLOG_IDENTIFIER, SBX_*."""
-    kind = type(event)
-    fields: list[Field] = [
-        ("MESSAGE", summary(event).encode()),
+    fields: list[Field] = [("MESSAGE", summary(event).encode()), *_of_kind(type(event))]
+    fields.extend(_flatten(event, FIELD_PREFIX))
+    return fields
+
+
+@cache
+def _of_kind(kind: type[AuditEvent]) -> tuple[Field, ...]:
+    return (
         ("MESSAGE_ID", kind.MESSAGE_ID.encode("ascii")),
         ("PRIORITY", str(int(kind.PRIORITY)).encode("ascii")),
         ("SYSLOG_IDENTIFIER", IDENTIFIER),
         (FIELD_PREFIX + "EVENT", kind.__name__.encode("ascii")),
-    ]
-    fields.extend(_flatten(event, FIELD_PREFIX))
-    return fields
+    )
 
 
 def summary(event: AuditEvent) -> str:
@@ -83,9 +88,7 @@ def serialize(fields: list[Field]) -> bytes:
     """
     parts: list[bytes] = []
     for name, value in fields:
-        if not _NAME.fullmatch(name):
-            raise ValueError(f"{name!r} is not a field name")
-        raw_name = name.encode("ascii")
+        raw_name = _raw_name(name)
         if _CONTROL.search(value):
             parts += [raw_name, b"\n", len(value).to_bytes(8, "little"), value, b"\n"]
         else:
@@ -93,10 +96,22 @@ def serialize(fields: list[Field]) -> bytes:
     return b"".join(parts)
 
 
+@lru_cache(NAMES_MAX)
+def _raw_name(name: str) -> bytes:
+    if not _NAME.fullmatch(name):
+        raise ValueError(f"{name!r} is not a field name")
+    return name.encode("ascii")
+
+
+@cache
+def _names(kind: type[Struct], prefix: str) -> tuple[tuple[str, str], ...]:
+    """Attributes and the names of their fields."""
+    return tuple((attribute, prefix + attribute.upper()) for attribute in kind.__struct_fields__)
+
+
 def _flatten(struct: Struct, prefix: str) -> Iterator[Field]:
-    for attribute in struct.__struct_fields__:
+    for attribute, name in _names(type(struct), prefix):
         value = getattr(struct, attribute)
-        name = prefix + attribute.upper()
         if isinstance(value, Struct):
             yield from _flatten(value, name + "_")
         elif isinstance(value, tuple):

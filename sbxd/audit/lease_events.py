@@ -69,9 +69,22 @@ class QuarantineCleared(AuditEvent, frozen=True, kw_only=True):
     peer_uid: int
 
 
+class QuarantineReleased(AuditEvent, frozen=True, kw_only=True):
+    """What had not been proven stopped is proven gone: a pass of the reaper, or a reconciliation,
+    tried again and released it. kinds: what was there before."""
+
+    MESSAGE_ID: ClassVar[str] = "54f2707f866a431382b6671b88074883"
+    PRIORITY: ClassVar[Priority] = Priority.NOTICE
+    SUMMARY: ClassVar[str] = "Quarantine of {environment_id} is over: it is proven gone"
+
+    environment_id: EnvironmentId
+    kinds: tuple[str, ...]
+
+
 LEASE_EVENT_TYPES: tuple[type[AuditEvent], ...] = (
     StaleLeaseEnded,
     LeaseAuthorityMissed,
     JournalWriteFailed,
     QuarantineCleared,
+    QuarantineReleased,
 )

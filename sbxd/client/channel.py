@@ -9,6 +9,7 @@ ServiceShuttingDown when the daemon said so.
 Works under asyncio and trio. Deliberately absent: what requests mean.
 """
 
+import socket
 from collections import deque
 from collections.abc import AsyncIterable, AsyncIterator, Callable
 from contextlib import suppress
@@ -16,7 +17,7 @@ from typing import TypeVar
 
 import anyio
 import msgspec
-from anyio.abc import ByteStream
+from anyio.abc import ByteStream, SocketAttribute
 
 from sbxd.port.errors import (
     ExecutionRejected,
@@ -184,6 +185,8 @@ class Channel:
         self._calls: dict[int, Call] = {}
         self._outgoing: deque[bytes] = deque()
         self._outgoing_changed = anyio.Event()
+        self._is_writing = False
+        self._send_now = _send_now_on(stream)
         self._slot_freed = anyio.Event()
         self._lost: tuple[UnavailableCode, str] | None = None
         self.welcome: m.Welcome | None = None
@@ -208,7 +211,10 @@ class Channel:
                 if event is Pause.CLOSED:
                     raise _unreachable("the daemon closed the connection before its greeting")
                 self._connection.receive_data(await self._receive())
-        except (OSError, anyio.BrokenResourceError, ProtocolError) as error:
+        except anyio.BrokenResourceError:
+            # Closed with our Hello unread, which the kernel calls a reset.
+            raise _unreachable("the daemon closed the connection before its greeting") from None
+        except (OSError, ProtocolError) as error:
             raise _unreachable(f"the greeting failed: {_cause(error)}") from None
 
     async def run(self) -> None:
@@ -299,6 +305,10 @@ class Channel:
             self.post(m.Credit(request_id=request_id, size_bytes=size))
 
     def _queue(self, frame: bytes) -> None:
+        if not self._outgoing and not self._is_writing:
+            frame = frame[self._send_now(frame) :]
+            if not frame:
+                return
         self._outgoing.append(frame)
         self._outgoing_changed.set()
 
@@ -306,7 +316,9 @@ class Channel:
         try:
             while True:
                 while self._outgoing:
+                    self._is_writing = True
                     await self._stream.send(self._outgoing.popleft())
+                    self._is_writing = False
                 self._outgoing_changed = anyio.Event()
                 await self._outgoing_changed.wait()
         except (OSError, anyio.BrokenResourceError, anyio.ClosedResourceError):
@@ -373,6 +385,25 @@ class chunks_of(AsyncIterator[bytes]):
         if not self._left:
             raise StopAsyncIteration
         return self._left.pop()
+
+
+def _send_now_on(stream: ByteStream) -> Callable[[bytes], int]:
+    """Sends on a Unix socket at once what there is room for, so that a request need not wait for
+    the writer's turn. What cannot be sent, and other streams, are the writer's."""
+    try:
+        raw = stream.extra(SocketAttribute.raw_socket)  # noqa: S610  (not Django's)
+    except anyio.TypedAttributeLookupError:
+        return lambda frame: 0
+    if not isinstance(raw, socket.socket) or raw.family != socket.AF_UNIX:
+        return lambda frame: 0
+
+    def send_now(frame: bytes) -> int:
+        try:
+            return raw.send(frame)
+        except OSError:
+            return 0
+
+    return send_now
 
 
 def _farewell_code(code: m.GoodbyeCode) -> UnavailableCode:

@@ -57,6 +57,7 @@ import fcntl
 import os
 import socket
 import struct
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final, NoReturn
 
@@ -103,10 +104,11 @@ class InitContext:
 
 
 def close_inherited_descriptors(context: InitContext) -> None:
-    """Close everything but the image, the workspace, the channel and the helper's gate."""
+    """Close everything but image, workspace, commands' program, channel and helper's gate."""
     plan = context.plan
+    mounts_fds = {context.workspace_fd, plan.image_fd}
     identity.close_all_but(
-        {context.gate.fileno(), context.workspace_fd, plan.image_fd, plan.init_channel_fd}
+        {context.gate.fileno(), plan.init_channel_fd, plan.command_program_fd, *mounts_fds}
     )
 
 
@@ -197,7 +199,10 @@ def mount_workspace(context: InitContext) -> None:
 def pivot_into_image(context: InitContext) -> None:
     """Make the image the root, detach the host's root, and close all mount descriptors."""
     mounts.pivot_into(context.plan.image_fd)
-    identity.close_all_but({context.gate.fileno(), context.plan.init_channel_fd, context.bridge_fd})
+    plan = context.plan
+    identity.close_all_but(
+        {context.gate.fileno(), plan.init_channel_fd, plan.command_program_fd, context.bridge_fd}
+    )
 
 
 def leave_the_standard_streams(_: InitContext) -> None:
@@ -296,7 +301,11 @@ def main(plan: JailPlan, gate: Gate, workspace_fd: int) -> NoReturn:
         gate.close()
         os.close(context.bridge_fd)  # the daemon's from now on
         confinement = workload.Confinement(
-            plan.rlimits, plan.seccomp_workload, plan.apparmor_label, context.ruleset_fd
+            plan.rlimits,
+            plan.seccomp_workload,
+            plan.apparmor_label,
+            context.ruleset_fd,
+            plan.command_program_fd,
         )
         channel = socket.socket(fileno=plan.init_channel_fd)
         Init(channel, lambda leaf_fd: _spawn(confinement, leaf_fd)).serve()
@@ -325,4 +334,6 @@ def _spawn(confinement: workload.Confinement, leaf_fd: int) -> tuple[int, Gate, 
     theirs.close()
     os.close(error_write)
     os.close(pidfd)
+    with suppress(OSError):  # it died; the reaper finds it
+        ours.send(confinement.seccomp)
     return pid, ours, error_read

@@ -4,20 +4,25 @@ Invariant: the lines come from the lists that run, so the text cannot differ fro
 golden file makes every change of order visible in a review.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from sbxd.jail import build, construct, identity, steward_process, workload
 from sbxd.jail.plan import JailPlan
 from sbxd.jail.steps import claim
 
-LISTS: Final[tuple[tuple[str, tuple[Callable[..., None], ...]], ...]] = (
-    ("the helper (host root)", construct.LAUNCH_STEPS),
-    ("the intermediate (host root, in the box's cgroup)", construct.INTERMEDIATE_STEPS),
-    ("init (process 1)", build.INIT_STEPS),
-    ("the steward", steward_process.STEWARD_STEPS),
-    ("a command before it is known", workload.PARK_STEPS),
-    ("a command once it is known", workload.RUN_STEPS),
+
+def _claims(steps: Sequence[Callable[..., None]]) -> tuple[tuple[str, str], ...]:
+    return tuple(claim(step) for step in steps)
+
+
+LISTS: Final[tuple[tuple[str, tuple[tuple[str, str], ...]], ...]] = (
+    ("the helper (host root)", _claims(construct.LAUNCH_STEPS)),
+    ("the intermediate (host root, in the box's cgroup)", _claims(construct.INTERMEDIATE_STEPS)),
+    ("init (process 1)", _claims(build.INIT_STEPS)),
+    ("the steward", _claims(steward_process.STEWARD_STEPS)),
+    ("a command, in the interpreter", _claims(workload.PARK_STEPS)),
+    ("a command, in guest/command.h", workload.COMMAND_STEPS),
 )
 
 
@@ -26,8 +31,7 @@ def describe(plan: JailPlan) -> list[str]:
     lines = ["plan", *(f"    {line}" for line in _values(plan))]
     for title, steps in LISTS:
         lines.append(title)
-        for number, step in enumerate(steps, 1):
-            name, text = claim(step)
+        for number, (name, text) in enumerate(steps, 1):
             lines.append(f"    {number:2d}. {name}: {text}")
     return lines
 

@@ -73,6 +73,25 @@ def keep_capabilities(keep: int) -> None:
         raise OSError(errno.EPERM, f"the capability sets read back as {found}", "capget")
 
 
+def raise_ambient(capabilities: tuple[Capability, ...]) -> None:
+    """These stay over an exec, besides what is held now. Before the securebits are locked."""
+    held = syscalls.capget()
+    syscalls.capset(held._replace(inheritable=mask(*capabilities)))
+    for capability in capabilities:
+        syscalls.prctl(syscalls.PR_CAP_AMBIENT, syscalls.PR_CAP_AMBIENT_RAISE, capability)
+
+
+def keep_over_exec(capabilities: tuple[Capability, ...]) -> None:
+    """Effective, permitted and inheritable become these; that they are ambient is read back."""
+    kept = mask(*capabilities)
+    syscalls.capset(Capabilities(kept, kept, kept))
+    if syscalls.capget() != Capabilities(kept, kept, kept) or not all(
+        syscalls.prctl(syscalls.PR_CAP_AMBIENT, syscalls.PR_CAP_AMBIENT_IS_SET, capability)
+        for capability in capabilities
+    ):
+        raise OSError(errno.EPERM, "the capability sets do not outlast an exec", "capget")
+
+
 def become(number: int) -> None:
     """Take this uid and gid, real, effective, saved and for files; no supplementary group."""
     os.setgroups([])
@@ -80,19 +99,6 @@ def become(number: int) -> None:
     os.setresuid(number, number, number)
     if os.getresuid() != (number,) * 3 or os.getresgid() != (number,) * 3 or os.getgroups():
         raise OSError(errno.EPERM, f"the identity did not become {number}", "setresuid")
-
-
-def require_powerless() -> None:
-    """Raise unless no capability is held and the way back to uid 0 is closed."""
-    if syscalls.capget() != Capabilities(0, 0, 0):
-        raise OSError(errno.EPERM, "a capability is left", "capget")
-    try:
-        os.setuid(0)
-    except OSError as refusal:
-        if refusal.errno == errno.EPERM:
-            return
-        raise
-    raise OSError(errno.EPERM, "setuid(0) succeeded", "setuid")
 
 
 def set_rlimits(limits: Mapping[str, tuple[int, int]]) -> None:

@@ -41,6 +41,7 @@ class JailPlan:
     directories of the cgroups. init_channel_fd, steward_channel_fd: the environment's ends.
     seccomp_workload, seccomp_init, seccomp_steward: BPF programs (struct sock_filter[]). A command
     inherits init's, which must therefore allow all that the workload's allows.
+    command_program_fd: guest/init.c, compiled, in a file that commands may execute and not read.
     rlimits: by the names of setrlimit, with or without RLIMIT_; never above the caller's own.
     apparmor_label: the profile of every command, which must be loaded and enforced; None where the
     kernel has no AppArmor. landlock_version: of the kernel's interface; 0 for none.
@@ -58,6 +59,7 @@ class JailPlan:
     steward_leaf_fd: int
     init_channel_fd: int
     steward_channel_fd: int
+    command_program_fd: int
     seccomp_workload: bytes
     seccomp_init: bytes
     seccomp_steward: bytes

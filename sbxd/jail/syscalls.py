@@ -19,18 +19,18 @@ from typing import Final, NamedTuple
 _X86_64: Final = {
     "mount": 165, "umount2": 166, "pivot_root": 155, "setdomainname": 171, "prctl": 157,
     "capget": 125, "capset": 126, "keyctl": 250, "unshare": 272, "setns": 308, "seccomp": 317,
-    "signalfd4": 289, "execve": 59, "execveat": 322, "fstatfs": 138, "open_tree": 428,
+    "signalfd4": 289, "execve": 59, "execveat": 322, "open_tree": 428,
     "move_mount": 429, "fsopen": 430, "fsconfig": 431, "fsmount": 432, "clone3": 435,
     "close_range": 436, "openat2": 437, "mount_setattr": 442, "landlock_create_ruleset": 444,
-    "landlock_add_rule": 445, "landlock_restrict_self": 446, "rt_sigaction": 13, "syncfs": 306,
+    "landlock_add_rule": 445, "rt_sigaction": 13, "syncfs": 306,
 }  # fmt: skip
 _AARCH64: Final = {
     "mount": 40, "umount2": 39, "pivot_root": 41, "setdomainname": 162, "prctl": 167,
     "capget": 90, "capset": 91, "keyctl": 219, "unshare": 97, "setns": 268, "seccomp": 277,
-    "signalfd4": 74, "execve": 221, "execveat": 281, "fstatfs": 44, "open_tree": 428,
+    "signalfd4": 74, "execve": 221, "execveat": 281, "open_tree": 428,
     "move_mount": 429, "fsopen": 430, "fsconfig": 431, "fsmount": 432, "clone3": 435,
     "close_range": 436, "openat2": 437, "mount_setattr": 442, "landlock_create_ruleset": 444,
-    "landlock_add_rule": 445, "landlock_restrict_self": 446, "rt_sigaction": 134, "syncfs": 267,
+    "landlock_add_rule": 445, "rt_sigaction": 134, "syncfs": 267,
 }  # fmt: skip
 NUMBERS: Final = {"x86_64": _X86_64, "aarch64": _AARCH64}
 
@@ -80,7 +80,6 @@ RESOLVE_NO_XDEV = 0x01
 RESOLVE_NO_MAGICLINKS = 0x02
 RESOLVE_NO_SYMLINKS = 0x04
 RESOLVE_BENEATH = 0x08
-RESOLVE_IN_ROOT = 0x10
 
 PR_SET_PDEATHSIG = 1
 PR_SET_DUMPABLE = 4
@@ -90,11 +89,12 @@ PR_CAPBSET_DROP = 24
 PR_SET_SECUREBITS = 28
 PR_SET_NO_NEW_PRIVS = 38
 PR_CAP_AMBIENT = 47
+PR_CAP_AMBIENT_IS_SET = 1
+PR_CAP_AMBIENT_RAISE = 2
 PR_CAP_AMBIENT_CLEAR_ALL = 4
 
 SECCOMP_SET_MODE_FILTER = 1
 KEYCTL_JOIN_SESSION_KEYRING = 1
-PROC_SUPER_MAGIC = 0x9FA0
 LANDLOCK_CREATE_RULESET_VERSION = 1
 LANDLOCK_RULE_PATH_BENEATH = 1
 SFD_NONBLOCK = os.O_NONBLOCK
@@ -228,10 +228,17 @@ def fsmount(context_fd: int, attributes: int) -> int:
 
 
 def mount_setattr(
-    mount_fd: int, path: bytes, flags: int, attributes: int, userns_fd: int = 0
+    mount_fd: int,
+    path: bytes,
+    flags: int,
+    attributes: int,
+    userns_fd: int = 0,
+    cleared: int = 0,
+    propagation: int = 0,
 ) -> None:
-    """Add mount attributes to the mount at `path` below `mount_fd` (b"" and AT_EMPTY_PATH: it)."""
-    raw = struct.pack("QQQQ", attributes, 0, 0, userns_fd)
+    """Change mount attributes of the mount at `path` below `mount_fd` (b"" and AT_EMPTY_PATH: it):
+    add these, take away the cleared ones."""
+    raw = struct.pack("QQQQ", attributes, cleared, propagation, userns_fd)
     _call("mount_setattr", _long(mount_fd), path, ctypes.c_uint(flags), raw, _long(len(raw)))
 
 
@@ -334,14 +341,6 @@ def execveat(program_fd: int, argv: Sequence[bytes], environment: Sequence[bytes
     )
 
 
-def fstatfs_type(fd: int) -> int:
-    """The magic number of the file system that a descriptor is on."""
-    raw = ctypes.create_string_buffer(256)
-    _call("fstatfs", _long(fd), raw)
-    kind: int = ctypes.c_long.from_buffer(raw).value
-    return kind
-
-
 def landlock_version() -> int:
     """The version of the kernel's Landlock interface; 0 where it has none or it is off."""
     flags = ctypes.c_uint(LANDLOCK_CREATE_RULESET_VERSION)
@@ -364,8 +363,3 @@ def landlock_add_path(ruleset_fd: int, path_fd: int, rights: int) -> None:
     raw = struct.pack("=Qi", rights, path_fd)
     kind = ctypes.c_uint(LANDLOCK_RULE_PATH_BENEATH)
     _call("landlock_add_rule", _long(ruleset_fd), kind, raw, ctypes.c_uint(0))
-
-
-def landlock_restrict_self(ruleset_fd: int) -> None:
-    """Confine the calling thread by the ruleset, for good. Needs no_new_privs."""
-    _call("landlock_restrict_self", _long(ruleset_fd), ctypes.c_uint(0))

@@ -12,6 +12,7 @@ import os
 import pwd
 import socket
 import sys
+from typing import NoReturn
 
 from sbxd.jail import syscalls
 from sbxd.launcher import filters, notify
@@ -30,7 +31,7 @@ def main() -> None:
         _dump(arguments.dump_seccomp, bpf=arguments.bpf)
         return
     if os.geteuid() != 0:
-        sys.exit("sbxd-launcher: it must be started by root")
+        _give_up("it must be started by root")
     os.umask(0o077)
     syscalls.set_process_name(b"sbxd-launcher")
     environ = dict(os.environ)
@@ -45,13 +46,13 @@ def main() -> None:
             os.close(hostpaths.private_directory(directory))
         programs = filters.load()
     except (OSError, filters.FiltersUnavailable) as problem:
-        sys.exit(f"sbxd-launcher: {problem}")
+        _give_up(str(problem))
     gvisor = runsc.find(arguments.runsc)
     if isinstance(gvisor, runsc.Runsc):
         said = f"runsc {gvisor.path}: version {gvisor.version}, sha256 {gvisor.sha256}"
     else:
         said = f"the mechanism gvisor is not available: {gvisor.detail}"
-    print(said, file=sys.stderr, flush=True)
+    process.say(process.INFO, said)
     process.become_subreaper()
     launcher = Launcher(
         listener,
@@ -65,6 +66,11 @@ def main() -> None:
     gc.collect()
     gc.freeze()
     launcher.run()
+
+
+def _give_up(why: str) -> NoReturn:
+    process.say(process.ERROR, f"sbxd-launcher: {why}")
+    sys.exit(1)
 
 
 def _arguments() -> argparse.Namespace:
@@ -92,11 +98,11 @@ def _dump(name: str, *, bpf: bool) -> None:
 def _listener(path: str | None, passed: list[int]) -> socket.socket:
     if path is None:
         if len(passed) != 1:
-            sys.exit("sbxd-launcher: systemd passed no socket; give --socket")
+            _give_up("systemd passed no socket; give --socket")
         os.set_inheritable(passed[0], False)
         listener = socket.socket(fileno=passed[0])
         if (listener.family, listener.type) != (socket.AF_UNIX, socket.SOCK_SEQPACKET):
-            sys.exit("sbxd-launcher: the passed socket is not AF_UNIX, SOCK_SEQPACKET")
+            _give_up("the passed socket is not AF_UNIX, SOCK_SEQPACKET")
         return listener
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     listener.bind(path)

@@ -11,7 +11,6 @@ Invariant: init's frames are read to the last one about it, so the daemon's firs
 """
 
 import errno
-import fcntl
 import os
 import platform
 import select
@@ -23,17 +22,14 @@ from contextlib import ExitStack, contextmanager
 from typing import Final
 
 from sbxd.jail import frames
-from sbxd.launcher.kernel import cgroup, hostpaths
+from sbxd.launcher.kernel import cgroup, hostpaths, static_program
 from sbxd.launcher.requests import CANARY_STEPS, LEAF_DESCRIPTORS, CgroupLimits
 from sbxd.launcher.steps import StepFailed
 
 SECONDS: Final = 15.0
-_MFD_EXEC: Final = 0x10
-_LOAD_ADDRESS: Final = 0x40_0000
-_HEADERS: Final = 64 + 56
 _DIRECTORY: Final = LEAF_DESCRIPTORS.index("leaf_directory")
 # poll(NULL, 0, -1), then exit_group: never a loop, should the filter refuse the call.
-_CODE: Final = {
+_CODE: Final[static_program.Code] = {
     "x86_64": (62, bytes.fromhex("31ff31f6baffffffffb8070000000f0531ffb8e70000000f05")),
     # ppoll(NULL, 0, NULL, NULL, 0)
     "aarch64": (
@@ -49,33 +45,13 @@ _CODE: Final = {
 
 
 def image(machine: str) -> bytes:
-    """A static ELF program of some 150 bytes that waits for ever. Raises KeyError."""
-    number, code = _CODE[machine]
-    size = _HEADERS + len(code)
-    entry = _LOAD_ADDRESS + _HEADERS
-    ident = b"\x7fELF\x02\x01\x01".ljust(16, b"\0")
-    header = struct.pack("<HHIQQQIHHHHHH", 2, number, 1, entry, 64, 0, 0, 64, 56, 1, 64, 0, 0)
-    segment = struct.pack("<IIQQQQQQ", 1, 5, 0, _LOAD_ADDRESS, _LOAD_ADDRESS, size, size, 0x1_0000)
-    return ident + header + segment + code
+    """A program of some 150 bytes that waits for ever. Raises KeyError."""
+    return static_program.image(machine, _CODE)
 
 
 def program() -> int:
     """The program in a sealed memfd; the caller owns the descriptor."""
-    flags = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
-    try:
-        descriptor = os.memfd_create("sbx-canary", flags | _MFD_EXEC)
-    except OSError as problem:
-        if problem.errno != errno.EINVAL:  # before Linux 6.3 every memfd may be executed
-            raise
-        descriptor = os.memfd_create("sbx-canary", flags)
-    os.write(descriptor, image(platform.machine()))
-    os.fchmod(descriptor, 0o555)
-    fcntl.fcntl(
-        descriptor,
-        fcntl.F_ADD_SEALS,
-        fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE,
-    )
-    return descriptor
+    return static_program.sealed("sbx-canary", image(platform.machine()))
 
 
 @contextmanager

@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from msgspec.msgpack import Decoder, encode
 
+from sbxd.launcher.kernel.process import ERROR, INFO, say
 from sbxd.launcher.requests import SHIPPED_PROFILE
 
 
@@ -66,7 +67,7 @@ def _child(pipe: int) -> None:
         for profile in seccomp.ProfileName:
             compiled = seccomp.compile_profile(seccomp.profile_text(profile))
             shipped[profile.value] = compiled.bpf
-            _say(f"profile {profile}: sha256 {compiled.digest}")
+            say(INFO, f"seccomp: profile {profile}: sha256 {compiled.digest}")
         base = seccomp.profile_text(seccomp.ProfileName.WORKLOAD)
         named, refused = {}, {}
         for name, text in hostpaths.operator_profiles().items():
@@ -74,17 +75,13 @@ def _child(pipe: int) -> None:
                 compiled = seccomp_compare.admit(name, text, base)
             except seccomp.ProfileError as problem:
                 refused[name] = str(problem)
-                _say(f"profile {name} is refused: {problem}")
+                say(ERROR, f"seccomp: profile {name} is refused: {problem}")
             else:
                 named[name] = compiled.bpf
-                _say(f"profile {name} of the operator: sha256 {compiled.digest}")
+                say(INFO, f"seccomp: profile {name} of the operator: sha256 {compiled.digest}")
         with os.fdopen(pipe, "wb") as file:
             file.write(encode(Filters(**shipped, named=named, refused=refused)))
         os._exit(0)
     except BaseException as problem:
-        _say(f"{type(problem).__name__}: {problem}")
+        say(ERROR, f"seccomp: {type(problem).__name__}: {problem}")
         os._exit(1)
-
-
-def _say(line: str) -> None:
-    os.write(2, f"seccomp: {line}\n".encode())

@@ -9,7 +9,6 @@ written in its report: the launcher is their subreaper.
 import os
 import signal
 import socket
-import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import NoReturn
@@ -119,7 +118,7 @@ def _child(work: Work, ticket: int, channel: socket.socket, parent: int) -> NoRe
         os._exit(0)
     except BaseException as problem:
         # The launcher sees the death; the journal gets the reason.
-        print(f"helper: {type(problem).__name__}: {problem}", file=sys.stderr, flush=True)
+        process.say(process.ERROR, f"helper: {type(problem).__name__}: {problem}")
         os._exit(1)
 
 

@@ -10,7 +10,6 @@ import select
 import signal
 import socket
 import struct
-import sys
 import time
 from collections import deque
 from collections.abc import Callable
@@ -20,6 +19,7 @@ from functools import partial
 from sbxd.launcher import channel
 from sbxd.launcher.channel import ChannelViolation, close_all
 from sbxd.launcher.filters import Filters
+from sbxd.launcher.kernel.process import WARNING, say
 from sbxd.launcher.kernel.runsc import NOT_INSTALLED, Runsc, Unusable
 from sbxd.launcher.notify import Notifier
 from sbxd.launcher.pool import Pool
@@ -136,7 +136,7 @@ class Launcher:
         raw = client.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
         _pid, uid, _gid = _UCRED.unpack(raw)
         if uid not in self._allowed_uids:
-            _log(f"refusing a client with uid {uid}")
+            say(WARNING, f"refusing a client with uid {uid}")
             client.close()
             return
         client.setblocking(False)
@@ -167,7 +167,7 @@ class Launcher:
     def _lose_client(self, why: str) -> None:
         """Kill everything at once; then destroy it, one by one, in helpers."""
         if self._client is not None:
-            _log(f"the client's channel ended ({why}): ending all environments")
+            say(WARNING, f"the client's channel ended ({why}): ending all environments")
             self._client.close()
             self._client = None
         while self._outgoing:
@@ -212,7 +212,3 @@ class Launcher:
 
 def _ignore(*_: object) -> None:
     """SIGCHLD only has to wake the loop."""
-
-
-def _log(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)

@@ -33,7 +33,17 @@ from sbxd.jail.plan import INNER_IDS, IdBlock, JailPlan, Launched
 from sbxd.launcher import canary
 from sbxd.launcher.filters import Filters
 from sbxd.launcher.helpers import Outcome, Report
-from sbxd.launcher.kernel import apparmor, cgroup, hostpaths, images, mounts, systemd, uids, volume
+from sbxd.launcher.kernel import (
+    apparmor,
+    cgroup,
+    hostpaths,
+    images,
+    mounts,
+    static_program,
+    systemd,
+    uids,
+    volume,
+)
 from sbxd.launcher.requests import VERIFY, CgroupLimits, Prepare, Prepared
 from sbxd.launcher.steps import StepFailed, Steps
 from sbxd.launcher.verify import Process, verify_command, verify_process
@@ -79,7 +89,7 @@ def _build(request: Prepare, filters: Filters, steps: Steps, held: ExitStack) ->
         ids = uids.allocate(environment_id)
     with steps.step("anchor"):
         # It is also what the workspace's map is made with.
-        anchor = mounts.fork_holder(ids.map_lines())
+        anchor = mounts.start_holder(ids.map_lines())
         held.callback(os.close, anchor.user_namespace)
         wait_scope = begin_scope(request, anchor.pid, request.most, held)
     with steps.step("volume"):
@@ -102,6 +112,8 @@ def _build(request: Prepare, filters: Filters, steps: Steps, held: ExitStack) ->
     steward_ours, steward_theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     for channel in (init_ours, init_theirs, steward_ours, steward_theirs):
         held.enter_context(channel)
+    program = static_program.command()
+    held.callback(os.close, program)
     plan = JailPlan(
         environment_id=environment_id,
         hostname=HOSTNAME,
@@ -113,6 +125,7 @@ def _build(request: Prepare, filters: Filters, steps: Steps, held: ExitStack) ->
         steward_leaf_fd=steward_leaf,
         init_channel_fd=init_theirs.fileno(),
         steward_channel_fd=steward_theirs.fileno(),
+        command_program_fd=program,
         seccomp_workload=seccomp_workload,
         seccomp_init=filters.init,
         seccomp_steward=filters.steward,

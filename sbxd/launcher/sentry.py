@@ -2,25 +2,26 @@
 specification.
 
  1 runsc         the program is the one that was found when the launcher started
- 2 uid_block     a durable block of host uids
- 3 anchor        a process that does nothing; PID 1 is asked for a transient scope around it
- 4 volume        the workspace, as a detached mount
- 5 image         the image's root, as a detached read-only mount
- 6 id_maps       both mounts show the block's uids
- 7 scope         the scope is there (PID 1 made it meanwhile)
- 8 steward       box, box/steward; the steward is born in its leaf, since the scope would not
+ 2 intermediate  forked before there is anything to copy: 7 and 9 use it
+ 3 uid_block     a durable block of host uids
+ 4 anchor        a process that does nothing; PID 1 is asked for a transient scope around it
+ 5 volume        the workspace, as a detached mount
+ 6 image         the image's root, as a detached read-only mount
+ 7 id_maps       both mounts show the block's uids
+ 8 scope         the scope is there (PID 1 made it meanwhile)
+ 9 steward       box, box/steward; the steward is born in its leaf, since the scope would not
                  outlive its anchor empty, and builds itself while the Sentry boots
- 9 controllers   the anchor ends; cpu, memory and pids are handed down, the box gets its limits
-10 leaf          exec-1 with the specification's limits and what a Sentry needs besides
-11 boot          runsc is born in it, and starts the Sentry and its gofer
-12 ready         process 1 within the sandbox says so, and gets the filter of system calls: it binds
+10 controllers   the anchor ends; cpu, memory and pids are handed down, the box gets its limits
+11 leaf          exec-1 with the specification's limits and what a Sentry needs besides
+12 boot          runsc is born in it, and starts the Sentry and its gofer
+13 ready         process 1 within the sandbox says so, and gets the filter of system calls: it binds
                  commands to the same calls as on a host's kernel, and keeps them from the Sentry
-13 canary        a program of the image is started, confined and ended like a command; it also warms
+14 canary        a program of the image is started, confined and ended like a command; it also warms
                  what the guest's kernel keeps of the image, so that no tenant waits for it
-14 verify        what the kernel shows of Sentry, gofer and steward is what was asked for
-15 warm_up       in a slot that nobody waits for yet: see `sbxd.launcher.warm_up`
+15 verify        what the kernel shows of Sentry, gofer and steward is what was asked for
+16 warm_up       in a slot that nobody waits for yet: see `sbxd.launcher.warm_up`
 
-`boot` repeats 10 to 14 on the same volume, when a Sentry has ended with a command.
+`boot` repeats 11 to 15 on the same volume, when a Sentry has ended with a command.
 
 Invariant: this module only builds, as `sbxd.launcher.prepare` does.
 """
@@ -34,8 +35,8 @@ from contextlib import ExitStack, contextmanager
 from typing import NamedTuple
 
 from sbxd.jail import frames
-from sbxd.jail.plan import SENTRY_INNER_IDS, IdBlock, StewardPlan
-from sbxd.jail.steward_alone import begin_steward
+from sbxd.jail.plan import SENTRY_INNER_IDS, IdBlock
+from sbxd.jail.steward_alone import Intermediate
 from sbxd.launcher import prepare
 from sbxd.launcher.filters import Filters
 from sbxd.launcher.helpers import Outcome, Report
@@ -115,11 +116,14 @@ def _build(
         held.callback(os.close, program_fd)
     with Steps().step("seccomp_profile"):  # a look-up: no step of the preparation
         seccomp = filters.of_profile(request.seccomp_profile)
+    with steps.step("intermediate"):
+        intermediate = Intermediate(prepare.HOSTNAME, filters.steward)
+        held.callback(intermediate.end)
     with steps.step("uid_block"):
         ids = sentry_ids(uids.allocate(environment_id).base)
     limits = cgroup.kernel_limits(request.limits, Kernel.SENTRY)
     with steps.step("anchor"):
-        anchor = mounts.fork_holder(ids.map_lines())
+        anchor = mounts.start_holder(ids.map_lines())
         held.callback(os.close, anchor.user_namespace)
         most = cgroup.kernel_limits(request.most, Kernel.SENTRY)
         wait_scope = prepare.begin_scope(request, anchor.pid, most, held)
@@ -131,9 +135,8 @@ def _build(
     with steps.step("id_maps"):
         mounts.id_map(workspace.mount_fd, anchor.user_namespace)
         _map_image(image, ids)
-        copies = mount_copies.copy(workspace.mount_fd, 2)
-        for copied in copies:
-            held.callback(os.close, copied)
+        copied = intermediate.copy(workspace.mount_fd)
+        held.callback(os.close, copied)
     with steps.step("scope"):
         wait_scope()
     with steps.step("box"):
@@ -145,16 +148,7 @@ def _build(
     for channel in (steward_ours, steward_theirs):
         held.enter_context(channel)
     with steps.step("steward"):
-        plan = StewardPlan(
-            hostname=prepare.HOSTNAME,
-            workspace_fd=copies[0],
-            user_namespace_fd=anchor.user_namespace,
-            steward_leaf_fd=steward_leaf,
-            steward_channel_fd=steward_theirs.fileno(),
-            seccomp_steward=filters.steward,
-        )
-        steward = begin_steward(plan)
-        held.callback(steward.close)
+        intermediate.begin_steward(anchor.user_namespace, steward_leaf, steward_theirs.fileno())
         steward_theirs.close()
     with steps.step("controllers"):
         anchor.end()
@@ -163,13 +157,13 @@ def _build(
         cgroup.apply(box, cgroup.box_limits(limits), controllers)
         unlimited = cgroup.limit_io(box, request.io, hostpaths.state_disk(), controllers)
         cgroup.enable(box, controllers)
-    ground = Ground(environment_id, ids, box, image, copies[1], program_fd, seccomp)
+    ground = Ground(environment_id, ids, box, image, copied, program_fd, seccomp)
     started = _start(ground, 1, request.limits, steps, held)
     with steps.step("steward_ready"):
-        steward.finish()
+        intermediate.finish_steward()
     with steps.step(VERIFY):
         path = hostpaths.cgroup_path(environment_id, Process.STEWARD.value)
-        verify_process(steward.pid, ids, path, Process.STEWARD)
+        verify_process(intermediate.pid, ids, path, Process.STEWARD)
     if request.ceilings is not None:
         with steps.step("warm_up"):
             warm_up(started.channel, CANARY_PATH)
@@ -178,7 +172,7 @@ def _build(
             os.dup(started.channel.fileno()),
             os.dup(steward_ours.fileno()),
             os.dup(started.pidfd),
-            os.dup(steward.pidfd),
+            os.dup(intermediate.pidfd),
             os.open("cgroup.kill", os.O_WRONLY | os.O_CLOEXEC, dir_fd=box),
             os.open("cgroup.events", os.O_RDONLY | os.O_CLOEXEC, dir_fd=box),
             cgroup.open_or_null(box, "memory.current"),
@@ -196,7 +190,9 @@ def _build(
         unenforced=(*cgroup.unenforced(controllers), *unlimited),
         steps=steps.done,
     )
-    report = Report(reply=reply, init_pid=started.pid, steward_pid=steward.pid, uid_base=ids.base)
+    report = Report(
+        reply=reply, init_pid=started.pid, steward_pid=intermediate.pid, uid_base=ids.base
+    )
     return Outcome(report, descriptors)
 
 

@@ -6,7 +6,6 @@ or has failed to go.
 """
 
 import select
-import sys
 from collections import OrderedDict
 from collections.abc import Callable
 from functools import partial
@@ -17,6 +16,7 @@ from sbxd.launcher import destroy, fast, prepare, rest, sentry
 from sbxd.launcher.books import Books, Environment
 from sbxd.launcher.filters import Filters
 from sbxd.launcher.helpers import Work, discard
+from sbxd.launcher.kernel.process import ERROR, say
 from sbxd.launcher.kernel.runsc import NOT_INSTALLED, Runsc, Unusable
 from sbxd.launcher.legality import Illegal, ImageState, ImageTrigger, State, Trigger
 from sbxd.launcher.pool import Job, Lane, Pool, QueueFull, Result
@@ -143,7 +143,7 @@ class Verbs:
                 case Probe():
                     self._submit_rest(request.ticket, partial(rest.probe, request, self._runsc))
         except Illegal as problem:
-            _log(f"refused {request.__struct_config__.tag}: {problem}")
+            say(ERROR, f"refused {request.__struct_config__.tag}: {problem}")
             self._reply(_failed(request.ticket, "legality", 0, str(problem)))
         except OSError as problem:
             step = str(request.__struct_config__.tag)
@@ -293,7 +293,7 @@ class Verbs:
         environment.move(Trigger.DESTROY_FAILED)
         if not isinstance(reply, Failed):
             reply = _failed(1, "helper", 0, "the helper died or took too long")
-        _log(f"environment {environment_id} is not destroyed: {reply.step}: {reply.detail}")
+        say(ERROR, f"environment {environment_id} is not destroyed: {reply.step}: {reply.detail}")
         if failure is not None:
             left = f"{failure.detail}; and it is not cleaned up: {reply.step}"
             self._reply(msgspec.structs.replace(failure, detail=left[:500], retriable=False))
@@ -367,7 +367,3 @@ def _has_ended(pidfd: int) -> bool:
 
 def _failed(ticket: int, step: str, number: int, detail: str) -> Failed:
     return Failed(ticket=ticket, step=step, errno=number, detail=detail[:500])
-
-
-def _log(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)

@@ -53,7 +53,6 @@ from sbxd.port.errors import (
 )
 from sbxd.settings import Settings
 
-_SURVIVED = "a process of the command was not proven dead after the kill"
 _CHANGED = "the workspace is not the volume that the environment was prepared with"
 
 
@@ -146,7 +145,10 @@ async def _run(
     except CommandNotStarted as problem:
         raise errors.not_started(problem) from None
     except TreeSurvived:
-        raise SandboxEscapeSuspected(EscapeCode.PROCESS_SURVIVED, _SURVIVED) from None
+        escape = await recorder.supervisor.wait_tree_dead()
+        if escape is None:
+            raise errors.lost() from None
+        raise SandboxEscapeSuspected(escape.code, escape.detail) from None
     except WorkspaceChanged:
         recorder.supervisor.suspect_escape(EscapeCode.WORKSPACE_IDENTITY_CHANGED, _CHANGED)
         raise SandboxEscapeSuspected(EscapeCode.WORKSPACE_IDENTITY_CHANGED, _CHANGED) from None
@@ -260,10 +262,9 @@ def _network_of(
 
 def _draw_consequences(supervisor: Supervisor, execution: Execution) -> None:
     """End the environment when something about the command was not proven."""
-    failure = execution.failure
-    if isinstance(failure, TreeSurvived):
-        supervisor.suspect_escape(EscapeCode.PROCESS_SURVIVED, _SURVIVED)
-    elif failure is not None:
+    if isinstance(execution.failure, TreeSurvived):
+        supervisor.doubt_tree()
+    elif execution.failure is not None:
         supervisor.request_end(DestroyReason.ENVIRONMENT_LOST)
 
 

@@ -86,21 +86,25 @@ class BridgeWorker(Protocol):
 
 @dataclass(frozen=True)
 class ReconcileReport:
-    """destroyed: orphans of which nothing is left. quarantined: those not proven stopped."""
+    """destroyed: orphans of which nothing is left. quarantined: those not proven stopped.
+    released: those quarantined before of which nothing is left any more."""
 
     destroyed: tuple[str, ...]
     quarantined: tuple[str, ...]
+    released: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class ReapReport:
     """What one pass over the leases found. asked: environments. stale: those that it ended.
-    unknown: those that the next pass may end. unanswered: authorities by name."""
+    unknown: those that the next pass may end. unanswered: authorities by name. released: those
+    quarantined before of which nothing is left any more."""
 
     asked: int
     stale: tuple[EnvironmentId, ...]
     unknown: int
     unanswered: tuple[str, ...]
+    released: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -274,11 +278,12 @@ class Environments(Protocol):
         ...
 
     async def reconcile(self) -> ReconcileReport:
-        """Compare the journal with the kernel's inventory and destroy what nobody owns."""
+        """Compare the journal with the kernel's inventory and destroy what nobody owns; try again
+        what is quarantined."""
         ...
 
     async def reap(self) -> ReapReport:
-        """Ask the lease authorities, and end what is stale."""
+        """Ask the lease authorities, and end what is stale; try again what is quarantined."""
         ...
 
     async def quarantine(self) -> tuple[Quarantined, ...]:

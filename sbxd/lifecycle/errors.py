@@ -97,7 +97,11 @@ _REMEDIES: dict[tuple[str, int | None], str] = {
     ("seccomp_profile", None): "the launcher has no usable profile of the name in seccomp.profile: "
     "see `sbxctl seccomp dump`, and restart sbxd-launcher after a change",
     ("uid_block", None): "no block of host uids is free: see `sbxctl doctor`",
-    ("volume", errno.ENOSPC): "the state directory has no room for a workspace of this size",
+    ("anchor", errno.EACCES): "the host forbids to run a program from memory: set the sysctl "
+    "vm.memfd_noexec to 1 or 0",
+    ("volume", errno.ENOSPC): "the state directory has no room for a workspace of this size beside "
+    "those that are promised: ask for less (`sbxctl run --disk`), or lower "
+    "limits.defaults.workspace_bytes or reserve.slots, whose slots are promised theirs",
     ("volume", None): "the workspace could not be made: see `sbxctl doctor` about project_quota",
     ("image", None): "the image cannot be mounted: import it again",
     ("id_maps", None): "this host cannot show files under other ids: see `sbxctl doctor`",

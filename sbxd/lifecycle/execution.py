@@ -327,9 +327,12 @@ class Execution:
                 pumps.start_soon(self._pump, running, capture, drained)
             if self._companion is not None:
                 pumps.start_soon(self._companion.run)
+            watchers = trio.CancelScope()
+            pumps.start_soon(self._watch, running, cancelled, watchers)
             try:
-                await self._watch(running, cancelled)
+                await self._wait_decided()
             finally:
+                watchers.cancel()  # they end while the tree does
                 # Decided already, unless this task was cancelled.
                 self.end(KillReason.CANCELLED)
                 await self._prove_dead(running)
@@ -345,17 +348,24 @@ class Execution:
                         await self._companion.wait_delivered()
             pumps.cancel_scope.cancel()
 
-    async def _watch(self, running: RunningCommand, cancelled: trio.Event) -> None:
-        """Until there is a verdict."""
-        async with trio.open_nursery() as watchers:
-            watchers.start_soon(self._wait_exit, running)
-            watchers.start_soon(self._watch_counters, running)
-            watchers.start_soon(self._watch_volume)
-            watchers.start_soon(self._wait_cancel, cancelled)
-            watchers.start_soon(self._wait_deadline)
-            watchers.start_soon(self._feed, running)
+    async def _wait_decided(self) -> None:
+        """Until there is a verdict, at the latest by the deadline."""
+        assert self._started_at is not None
+        with trio.move_on_at(self._started_at + self._terms.effective_timeout_seconds):
             await self._decided.wait()
-            watchers.cancel_scope.cancel()
+        self.end(KillReason.TIMEOUT)
+
+    async def _watch(
+        self, running: RunningCommand, cancelled: trio.Event, scope: trio.CancelScope
+    ) -> None:
+        """Whatever may decide on the end, until the scope is cancelled."""
+        with scope:
+            async with trio.open_nursery() as watchers:
+                watchers.start_soon(self._watch_counters, running)
+                watchers.start_soon(self._watch_volume)
+                watchers.start_soon(self._wait_cancel, cancelled)
+                watchers.start_soon(self._feed, running)
+                await self._wait_exit(running)
 
     async def _pump(self, running: RunningCommand, capture: Capture, drained: "_Countdown") -> None:
         while not capture.exceeded:
@@ -413,11 +423,6 @@ class Execution:
     async def _wait_cancel(self, cancelled: trio.Event) -> None:
         await cancelled.wait()
         self.end(KillReason.CANCELLED)
-
-    async def _wait_deadline(self) -> None:
-        assert self._started_at is not None
-        await trio.sleep_until(self._started_at + self._terms.effective_timeout_seconds)
-        self.end(KillReason.TIMEOUT)
 
     async def _feed(self, running: RunningCommand) -> None:
         try:

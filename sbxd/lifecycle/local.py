@@ -6,6 +6,7 @@ done, the audit and the consequences around every command. Holds no state of its
 
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 
 import trio
 
@@ -187,12 +188,22 @@ class LocalEnvironments:
 
     async def reconcile(self) -> ReconcileReport:
         try:
-            return await self._reconciler.run(self._registry.owned)
+            report = await self._reconciler.run(self._registry.owned)
         except MechanismError as problem:
             raise errors.setup_failed(problem) from None
+        for each in report.destroyed:
+            self._registry.forget_quarantined(EnvironmentId(each))
+        return replace(report, released=await self._retry_quarantined())
 
     async def reap(self) -> ReapReport:
-        return await self._lease_reaper.reap()
+        report = await self._lease_reaper.reap()
+        return replace(report, released=await self._retry_quarantined())
+
+    async def _retry_quarantined(self) -> tuple[EnvironmentId, ...]:
+        released = await self._reconciler.retry_quarantined(self._registry.owned)
+        for each in released:
+            self._registry.forget_quarantined(each)
+        return released
 
     async def quarantine(self) -> tuple[Quarantined, ...]:
         try:

@@ -3,7 +3,8 @@
 Theory: an environment begins as a slot without a tenant (PREPARING, READY), is taken by a run
 (ASSIGNING), lives (LIVE, RUNNING while a command runs) and ends. `END` is legal in every state
 that is not final and leads to DESTROYING, from which only a proof (DESTROYED) reaches GONE. What
-cannot be proven stopped is QUARANTINED and stays so: only an operator ends that state.
+cannot be proven stopped is QUARANTINED, which is final: when it is proven gone later, or released
+by an operator, the whole record goes (`sbxd.lifecycle.reconcile`).
 
 Invariants: a slot is READY at most once after its construction, but for RETURNED, which takes
 back a hand-out before anything of the tenant touched the slot. An unknown pair raises and changes

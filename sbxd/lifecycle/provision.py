@@ -218,8 +218,6 @@ class Provisioner:
         self._refuse_unenforced(slot)
         if network_shape(specification.egress) is NetworkShape.NONE:
             slot.sandbox.give_up_proxy_port()
-        await slot.sandbox.assign(specification.limits)
-        _refuse_if_ending(slot)
         now = self._clock.wall()
         lifetime_seconds = min(
             self._settings.limits.environment_lifetime_seconds,
@@ -235,8 +233,9 @@ class Provisioner:
         )
         slot.handle = handle
         slot.ends_at = trio.current_time() + lifetime_seconds
-        stages.enter(Stage.AUDIT)
-        await self._parts.audit.emit(
+        await self._bind_and_record(
+            slot,
+            stages,
             EnvironmentProvisioned(
                 **slot.identity(),
                 mechanism=self._parts.mechanism.name,
@@ -252,13 +251,36 @@ class Provisioner:
                 expires_at=handle.expires_at,
                 owner_uid=slot.tenancy.owner_uid,
                 unenforced_limits=slot.sandbox.unenforced_limits,
-            )
+            ),
         )
         _refuse_if_ending(slot)
         slot.apply(Event.ASSIGNED)
         self._registry.reaper.wake()
         self._registry.reserve.wake()
         return handle
+
+    async def _bind_and_record(
+        self, slot: Supervisor, stages: Stages, event: EnvironmentProvisioned
+    ) -> None:
+        """Bind the limits while the record is written: of one that fails the record has the end,
+        too. Raises MechanismError, AuditUnavailable, after both."""
+        failures: list[MechanismError | AuditUnavailable] = []
+
+        async def bind() -> None:
+            try:
+                await slot.sandbox.assign(slot.specification.limits)
+            except MechanismError as problem:
+                failures.append(problem)
+            stages.enter(Stage.AUDIT)
+
+        async with trio.open_nursery() as binding:
+            binding.start_soon(bind)
+            try:
+                await self._parts.audit.emit(event)
+            except AuditUnavailable as problem:
+                failures.append(problem)
+        if failures:
+            raise failures[0]
 
     def _refuse_unenforced(self, slot: Supervisor) -> None:
         allowed = self._settings.limits.allow_unenforced_limits

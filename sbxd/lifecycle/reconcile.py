@@ -3,22 +3,29 @@
 Theory: an environment may exist only after its intent (`sbxd.lifecycle.journal`), and is over
 only when that is proven. After a start nothing that is found is owned (running environments do
 not survive the daemon: the workspace is a cache), so every id that the journal or the kernel
-knows is destroyed by id, also where the kernel shows nothing: that is what proves it. An id that
-is already quarantined is left as it is. A name that is no environment id can only be reported.
+knows is destroyed by id, also where the kernel shows nothing: that is what proves it. A name that
+is no environment id can only be reported.
+
+What is quarantined is no part of that: it is tried again by the reaper's passes and on demand, once
+each and bounded together, and released when its destruction is proven and the inventory shows
+nothing of it (decision 0165). Until then its record stands, whatever is interrupted.
 """
 
 import re
 from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 
+import trio
+
 from sbxd.audit.events import EnvironmentQuarantined, OrphanDestroyed
-from sbxd.audit.lease_events import ClearingProof, QuarantineCleared
-from sbxd.audit.sink import AuditSink
+from sbxd.audit.lease_events import ClearingProof, QuarantineCleared, QuarantineReleased
+from sbxd.audit.sink import AuditSink, AuditUnavailable
 from sbxd.lifecycle.budgets import Budgets
 from sbxd.lifecycle.environments import Quarantined, ReconcileReport
 from sbxd.lifecycle.finalize import BudgetSpent, within
-from sbxd.lifecycle.journal import Journal, JournalState
+from sbxd.lifecycle.journal import Journal, JournalState, JournalUnreadable, JournalUnwritable
 from sbxd.mechanism.protocol import Inventory, Mechanism, MechanismError
 from sbxd.port.ids import ENVIRONMENT_ID_PATTERN, EnvironmentId
 from sbxd.wire.repair import ClearingWord
@@ -65,16 +72,25 @@ class Reconciler:
         self._journal = journal
         self._audit = audit
         self._budgets = budgets
+        self._turn = trio.Lock()  # two never work on one name
+        self._tried: dict[EnvironmentId, int] = {}  # of what is quarantined: in which pass last
+        self._passes = 0
 
     async def run(self, owned: Callable[[], Collection[EnvironmentId]]) -> ReconcileReport:
-        """Remove what nobody owns. `owned` is asked after the inventory was taken, so that an
+        """Remove what nobody owns. `owned` is asked before the journal is read, so that what is
+        being ended is left to its supervisor, and after the inventory was taken, so that an
         environment that is being built is never taken for an orphan."""
+        async with self._turn:
+            return await self._run(owned)
+
+    async def _run(self, owned: Callable[[], Collection[EnvironmentId]]) -> ReconcileReport:
+        ending = frozenset(owned())
         journal = await self._journal.states()
         inventory = await self._mechanism.inventory()
-        decided = plan(journal, inventory, owned())
+        decided = plan(journal, inventory, ending.union(owned()))
         destroyed, quarantined = [], []
         for environment_id, kinds in decided.destroy:
-            problem = await self._destroy(environment_id)
+            problem = await self._destroy(environment_id, attempts=self._attempts)
             if problem is None:
                 await self._journal.note(environment_id, JournalState.GONE)
                 if kinds:
@@ -91,6 +107,49 @@ class Reconciler:
             )
             quarantined.append(name)
         return ReconcileReport(destroyed=tuple(destroyed), quarantined=tuple(quarantined))
+
+    async def retry_quarantined(
+        self, owned: Callable[[], Collection[EnvironmentId]]
+    ) -> tuple[EnvironmentId, ...]:
+        """Try once more to destroy what is quarantined, and release what is proven gone by that;
+        returns which. Whatever was tried least lately is first, and what the budget leaves out is
+        the next pass's. What cannot be proven, recorded or written down stays quarantined.
+
+        owned: as of `run`; what a supervisor is not done with is its own. Cancellation: what was
+        released until then is; the rest is the next pass's.
+        """
+        async with self._turn:
+            released: list[EnvironmentId] = []
+            with suppress(MechanismError, JournalUnreadable, JournalUnwritable, AuditUnavailable):
+                await self._retry(frozenset(owned()), released)
+            return tuple(released)
+
+    async def _retry(
+        self, ending: Collection[EnvironmentId], released: list[EnvironmentId]
+    ) -> None:
+        held = {each.name: each.kinds for each in await self.quarantine()}
+        names = [
+            EnvironmentId(name)
+            for name in held
+            if re.fullmatch(ENVIRONMENT_ID_PATTERN, name) and name not in ending
+        ]
+        self._tried = {name: self._tried.get(name, 0) for name in names}
+        self._passes += 1
+        destroyed = []
+        with trio.move_on_after(self._budgets.quarantine_seconds):
+            for name in sorted(names, key=self._tried.__getitem__):
+                self._tried[name] = self._passes
+                if await self._destroy(name, attempts=1) is None:
+                    destroyed.append(name)
+        if not destroyed:
+            return
+        left = {str(item.environment_id) for item in (await self._mechanism.inventory()).items}
+        for name in destroyed:
+            if name not in left:
+                # Recorded first, as in `clear`.
+                await self._audit.emit(QuarantineReleased(environment_id=name, kinds=held[name]))
+                await self._journal.release(name)
+                released.append(name)
 
     async def quarantined(self) -> tuple[str, ...]:
         """Every environment id that is quarantined, of this run and of earlier ones."""
@@ -117,10 +176,14 @@ class Reconciler:
         proven gone. On a word alone its uids stay taken: the launcher keeps them from reuse until
         its own destruction is proven. Raises KeyError for what is not quarantined.
         """
+        async with self._turn:
+            return await self._clear(name, word, peer_uid)
+
+    async def _clear(self, name: str, word: ClearingWord, peer_uid: int) -> ClearingProof | None:
         found = {each.name: each for each in await self.quarantine()}[name]
         problem: MechanismError | None = MechanismError("read the inventory", 0)
         if re.fullmatch(ENVIRONMENT_ID_PATTERN, name):
-            problem = await self._destroy(EnvironmentId(name))
+            problem = await self._destroy(EnvironmentId(name), attempts=self._attempts)
         if problem is not None and word is ClearingWord.ONLY_WITH_PROOF:
             return None
         proof = ClearingProof.OPERATOR_WORD if problem is not None else ClearingProof.PROVEN
@@ -133,10 +196,16 @@ class Reconciler:
         await self._journal.release(EnvironmentId(name))
         return proof
 
-    async def _destroy(self, environment_id: EnvironmentId) -> MechanismError | None:
+    @property
+    def _attempts(self) -> int:
+        return len(self._budgets.destroy_retry_seconds) + 1
+
+    async def _destroy(
+        self, environment_id: EnvironmentId, *, attempts: int
+    ) -> MechanismError | None:
         """Destroy until it is proven, without pauses: nothing of ours is using it."""
         problem = MechanismError("destroy", 0)
-        for _attempt in range(len(self._budgets.destroy_retry_seconds) + 1):
+        for _attempt in range(attempts):
             try:
                 await within(
                     self._budgets.destroy_seconds,

@@ -245,11 +245,11 @@ class Registry:
 
     def owned(self) -> frozenset[EnvironmentId]:
         """Every environment and slot of this run of the daemon, ended ones that were not proven
-        gone excepted."""
+        gone excepted, once that is written down."""
         return frozenset(
             each.environment_id
             for each in self._table.values()
-            if each.state is not State.QUARANTINED
+            if each.state is not State.QUARANTINED or not each.over.is_set()
         )
 
     def images_in_use(self) -> Mapping[str, int]:
@@ -319,9 +319,9 @@ class Registry:
         supervisor.request_end(DestroyReason.STALE_LEASE)
 
     def forget_quarantined(self, environment_id: EnvironmentId) -> None:
-        """An operator has released it: it is not shown any more. None of ours is no error."""
+        """It was released: it is not shown any more. None of ours is no error."""
         supervisor = self._table.get(environment_id)
-        if supervisor is not None and supervisor.state is State.QUARANTINED:
+        if supervisor is not None and environment_id not in self.owned():
             self._forget(supervisor)
 
     def enforce_budgets(self, supervisor: Supervisor) -> None:

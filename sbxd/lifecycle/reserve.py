@@ -6,10 +6,11 @@ slots once they are asked for, within `slots_max` for all kinds together. How ma
 `sbxd.policy.pool`.
 
 Invariants: a slot is handed out once; taking one never waits; one is built at a time, and while
-requests are being served and a slot is left, building waits for a pause, though never for longer
-than `PATIENCE_SECONDS`, and with slots to spare `PATIENCE_FILLED_SECONDS`: on a small host the pool
-must not slow down the request that it exists for. After a failure the next attempt waits, twice as
-long each time. At most `KINDS_MAX` kinds are remembered, those asked for least are forgotten.
+a slot is left, building waits until no request has been served for `PAUSE_SECONDS`, though never
+longer than `PATIENCE_SECONDS`, and with slots to spare `PATIENCE_FILLED_SECONDS`: on a small host
+the pool must not slow down the request that it exists for, nor the one that follows a hand-out.
+After a failure the next attempt waits, twice as long each time. At most `KINDS_MAX` kinds are
+remembered, those asked for least are forgotten.
 """
 
 from collections import Counter, deque
@@ -29,6 +30,7 @@ from sbxd.policy.pool import Demand
 from sbxd.port.network import NetworkShape
 from sbxd.settings import LimitSettings
 
+PAUSE_SECONDS = 0.02
 PATIENCE_SECONDS = 0.1
 PATIENCE_FILLED_SECONDS = 0.5
 RETRY_SECONDS_MIN = 1.0
@@ -343,11 +345,18 @@ class Reserve:
 
     async def _wait_pause(self, given: dict[PoolKey, int]) -> None:
         ready = self.ready
-        if self._is_busy() and ready > 0:  # with none, the next request would have to build
-            filled = 2 * ready >= sum(given.values())
-            self._idle = trio.Event()
-            with trio.move_on_after(PATIENCE_FILLED_SECONDS if filled else PATIENCE_SECONDS):
-                await self._idle.wait()
+        if ready == 0:  # the next request would have to build
+            return
+        filled = 2 * ready >= sum(given.values())
+        with trio.move_on_after(PATIENCE_FILLED_SECONDS if filled else PATIENCE_SECONDS):
+            is_paused = False
+            while not is_paused:
+                while self._is_busy():
+                    self._idle = trio.Event()
+                    await self._idle.wait()
+                # Whoever was given a sandbox is about to use it.
+                await trio.sleep(PAUSE_SECONDS)
+                is_paused = not self._is_busy()
 
     def _of_kind(self, key: PoolKey) -> list[Supervisor]:
         return [slot for slot in self._slots if self._key(slot.profile) == key]

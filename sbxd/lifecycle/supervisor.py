@@ -38,7 +38,7 @@ from sbxd.lifecycle.finalize import BudgetSpent, within
 from sbxd.lifecycle.journal import Journal, JournalState, JournalUnwritable, Tenancy
 from sbxd.lifecycle.machine import Event, State, transition
 from sbxd.lifecycle.network import EnvironmentNetwork
-from sbxd.lifecycle.verdict import End, Lost
+from sbxd.lifecycle.verdict import Lost, command_end
 from sbxd.mechanism.protocol import (
     BridgeDoor,
     ConfinementMismatch,
@@ -49,7 +49,7 @@ from sbxd.mechanism.protocol import (
     SlotProfile,
 )
 from sbxd.policy.budgets import Account
-from sbxd.port.command import ExecutionResult, KillReason, Usage
+from sbxd.port.command import ExecutionResult, Usage
 from sbxd.port.environment import EnvironmentHandle, EnvironmentSpec
 from sbxd.port.errors import EscapeCode
 from sbxd.port.ids import EnvironmentId, RunId, TenantId
@@ -117,6 +117,7 @@ class Supervisor:
         self.preparation_failure: MechanismError | None = None
         self.prepared = trio.Event()  # it is READY, or never will be
         self.first_attempt_over = trio.Event()  # destroyed, quarantined, or to be repeated
+        self.last_attempt_over = trio.Event()  # destroyed, given up, or never to be known
         self.over = trio.Event()  # gone or quarantined, and audited
         self._parts = parts
         self._sandbox: Sandbox | None = None
@@ -124,6 +125,7 @@ class Supervisor:
         self._escape: Escape | None = None
         self._lost_part: LostPart | None = None
         self._is_abandoned = False
+        self._is_tree_unproven = False
         self._ended_at = self._gone_at = created_at
 
     @property
@@ -171,7 +173,7 @@ class Supervisor:
         self._ended_at = trio.current_time()
         self.apply(Event.END)
         if self.execution is not None:
-            self.execution.end_with_environment(_command_end(reason))
+            self.execution.end_with_environment(command_end(reason))
         # Otherwise the command's leaf dies first, so that its last words and its changes are kept.
         if self.execution is None or reason in _AT_ONCE:
             self._kill()
@@ -184,6 +186,7 @@ class Supervisor:
         the journal's intent stands and the next start resolves it. Never blocks.
         """
         self._is_abandoned = True
+        self.last_attempt_over.set()
         self.request_end(DestroyReason.ENVIRONMENT_LOST)
         if self.execution is not None:
             self.execution.end_with_environment(Lost())
@@ -194,6 +197,22 @@ class Supervisor:
         if self._escape is None:
             self._escape = Escape(code, detail)
         self.request_end(DestroyReason.ESCAPE_SUSPECTED)
+
+    def doubt_tree(self) -> None:
+        """End the environment because a command's tree was not proven dead in time: its destruction
+        is to be the proof, and if that is given up, an escape is suspected. Never blocks."""
+        self._is_tree_unproven = True
+        self.request_end(DestroyReason.ENVIRONMENT_LOST)
+
+    async def wait_tree_dead(self) -> Escape | None:
+        """As `doubt_tree`, until there is that proof (None), or what is suspected.
+
+        A process that a busy host is slow to end is thereby told from one that survives. Bounded
+        by the budgets of a destruction; None at once when the mechanism is gone.
+        """
+        self.doubt_tree()
+        await self.last_attempt_over.wait()
+        return self._escape
 
     def begin_command(self, execution: Execution, argv: tuple[bytes, ...]) -> int:
         """A command takes the environment. Returns its number, from 1."""
@@ -312,14 +331,17 @@ class Supervisor:
             if problem is None:
                 self._gone_at = trio.current_time()
                 self.apply(Event.DESTROYED)
+                self.last_attempt_over.set()
                 return None
             self.apply(Event.DESTROY_FAILED)
             self.first_attempt_over.set()
             await self._note(JournalState.DESTROYING)
             if self._is_abandoned:
                 await trio.sleep_forever()
-            if isinstance(problem, ProcessSurvived):
-                await self._audit_survivor()
+            pauses = self._parts.budgets.destroy_retry_seconds
+            is_last = attempt > len(pauses)
+            if is_last:
+                await self._give_up(problem)
             await self._emit_surely(
                 EnvironmentDestroyFailed(
                     environment_id=self.environment_id,
@@ -328,19 +350,21 @@ class Supervisor:
                     attempt=attempt,
                 )
             )
-            pauses = self._parts.budgets.destroy_retry_seconds
-            if attempt > len(pauses):
+            if is_last:
                 return problem
             await trio.sleep(pauses[attempt - 1])
             attempt += 1
 
-    async def _audit_survivor(self) -> None:
-        """Alert, once, that a process outlived the kill; unless a command's tree did already."""
-        if self.handle is None or self._escape is not None:
+    async def _give_up(self, problem: MechanismError) -> None:
+        """Alert, once, when a process has outlived every attempt: a slow host only takes some."""
+        survived = self._is_tree_unproven or isinstance(problem, ProcessSurvived)
+        if not survived or self.handle is None or self._escape is not None:
+            self.last_attempt_over.set()
             return
         self._escape = Escape(
             EscapeCode.PROCESS_SURVIVED, "a process outlived the destruction of its environment"
         )
+        self.last_attempt_over.set()  # whoever waits for the proof need not wait for the record
         await self._emit_surely(
             SandboxEscapeWasSuspected(
                 **self.identity(), code=self._escape.code, detail=self._escape.detail
@@ -473,16 +497,3 @@ class Identity(TypedDict):
     tenant_id: TenantId
     run_id: RunId
     lease_epoch: int
-
-
-def _command_end(reason: DestroyReason) -> End:
-    """What a running command is told when its environment ends for this reason."""
-    match reason:
-        case DestroyReason.EXPIRED:
-            return KillReason.EXPIRED
-        case DestroyReason.SERVICE_SHUTDOWN:
-            return KillReason.SERVICE_SHUTDOWN
-        case DestroyReason.ENVIRONMENT_LOST:
-            return Lost()
-        case _:
-            return KillReason.CANCELLED

@@ -8,6 +8,7 @@ its back), OUTPUT_LIMIT (bytes beyond the cap were written before it ended and r
 
 from collections import deque
 
+from sbxd.audit.events import DestroyReason
 from sbxd.mechanism.protocol import CommandExit, Counters
 from sbxd.port.command import KillReason
 
@@ -73,3 +74,16 @@ class ForkRefusals:
         over = refusals - self._samples[0][1] >= self._refusals_max
         self._samples.append((now, refusals))
         return over
+
+
+def command_end(reason: DestroyReason) -> End:
+    """What a running command is told when its environment ends for this reason."""
+    match reason:
+        case DestroyReason.EXPIRED:
+            return KillReason.EXPIRED
+        case DestroyReason.SERVICE_SHUTDOWN:
+            return KillReason.SERVICE_SHUTDOWN
+        case DestroyReason.ENVIRONMENT_LOST:
+            return Lost()
+        case _:
+            return KillReason.CANCELLED

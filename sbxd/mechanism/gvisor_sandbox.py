@@ -36,12 +36,7 @@ from sbxd.mechanism.guest_client import GuestClient, PortWanted
 from sbxd.mechanism.guest_doors import GuestDoor
 from sbxd.mechanism.launcher_client import LauncherClient
 from sbxd.mechanism.leaf import Leaf
-from sbxd.mechanism.namespaces_sandbox import (
-    NamespacesSandbox,
-    run_frame,
-    socket_of,
-    start_failure,
-)
+from sbxd.mechanism.namespaces_sandbox import NamespacesSandbox, socket_of
 from sbxd.mechanism.protocol import (
     CommandExit,
     CommandSpec,
@@ -53,6 +48,7 @@ from sbxd.mechanism.protocol import (
 )
 from sbxd.mechanism.refused_forks import RefusedForks
 from sbxd.mechanism.running import Streams
+from sbxd.mechanism.starting import run_frame, start_failure
 from sbxd.port.limits import ResourceLimits
 from sbxd.port.network import NetworkShape
 

@@ -2,8 +2,8 @@
 
 How a command starts: while one runs, the leaf of the next is made and a child is parked in it, so
 that `start` is one frame to init and one answer, with no launcher in between. A parked child that
-dies (a host short of memory takes it first) is replaced; a slot that nobody has yet is lost with
-it, so that the reserve makes another.
+dies (a host short of memory takes it first) is replaced, also when a command had just taken it; a
+slot that nobody has yet is lost with it, so that the reserve makes another.
 
 Invariants: killing, evidence and the proof of emptiness use descriptors that are held here, so
 they never queue behind the launcher; the limits' headroom is the launcher's; the environment's
@@ -14,10 +14,10 @@ import errno
 import os
 import socket
 from collections.abc import AsyncIterator, Sequence
+from contextlib import suppress
 
 import trio
 
-from sbxd.jail import frames
 from sbxd.launcher.channel import close_all
 from sbxd.launcher.requests import (
     LEAF_DESCRIPTORS,
@@ -43,7 +43,6 @@ from sbxd.mechanism.leaf import Leaf
 from sbxd.mechanism.protocol import (
     BridgeDoor,
     Changes,
-    CommandNotStarted,
     CommandSpec,
     MechanismError,
     ProcessSurvived,
@@ -51,16 +50,20 @@ from sbxd.mechanism.protocol import (
     RunningCommand,
     SandboxLost,
     SlotProfile,
-    StartFailure,
     VolumeBinding,
     VolumeReading,
 )
 from sbxd.mechanism.proxy_port import ProxyPort
 from sbxd.mechanism.running import NamespacesCommand, Streams
 from sbxd.mechanism.snapshots import Snapshots
+from sbxd.mechanism.starting import (
+    KILLED_BEFORE_IT_WAITED,
+    NeverReleased,
+    run_frame,
+    start_failure,
+)
 from sbxd.mechanism.steward_client import StewardClient
 from sbxd.mechanism.volume import Volume
-from sbxd.policy.child_environment import IMAGE_PATH
 from sbxd.port.command import FileChange
 from sbxd.port.ids import EnvironmentId
 from sbxd.port.limits import ResourceLimits
@@ -82,41 +85,10 @@ def volume_size(limits: ResourceLimits) -> VolumeSize:
     return VolumeSize(workspace_bytes=limits.workspace_bytes, inodes_max=limits.inodes_max)
 
 
-def start_failure(failure: frames.RunFailed) -> Exception:
-    """What init's FAILED means to the caller of start()."""
-    number, step = failure.errno, failure.step
-    detail = f"{step}: {os.strerror(number)}" if number else step
-    match step:
-        case "execute" | "program_name" | "interpreter":
-            if number in (errno.ENOENT, errno.ENOTDIR):
-                return CommandNotStarted(StartFailure.NOT_FOUND, detail)
-            if number in (errno.EACCES, errno.ENOEXEC, errno.EISDIR, errno.EPERM, errno.ELOOP):
-                return CommandNotStarted(StartFailure.NOT_EXECUTABLE, detail)
-            if number in (errno.E2BIG, errno.ENOMEM, errno.EAGAIN, errno.ETXTBSY):
-                return CommandNotStarted(StartFailure.RESOURCES, detail)
-            return CommandNotStarted(StartFailure.NOT_EXECUTABLE, detail)
-        case "enter_the_working_directory":
-            return CommandNotStarted(StartFailure.BAD_WORKING_DIRECTORY, detail)
-        case _:
-            return MechanismError(step, number)
-
-
-def run_frame(number: int, command: CommandSpec) -> frames.Run:
-    """What init is told of a command."""
-    return frames.Run(
-        number=number,
-        working_directory=command.working_directory,
-        argv=command.argv,
-        environment=tuple(name + b"=" + value for name, value in command.environment),
-        search_path=IMAGE_PATH.encode(),
-    )
-
-
 # How long the next command's process waits for the caller's next word.
 NEXT_LEAF_SECONDS = 0.02
 # So many parked children may die one after the other; with one more the environment is lost too.
 PARKED_LOST_MAX = 3
-KILLED_BEFORE_IT_WAITED = ("park.park", errno.ESRCH)  # as init says it
 
 
 class NamespacesSandbox:
@@ -309,9 +281,19 @@ class NamespacesSandbox:
     async def start(self, command: CommandSpec) -> RunningCommand:
         """Know what the workspace is like and start one command in the leaf that waits.
 
+        A child that died in its leaf before it was released ran nothing: it is replaced, so often.
         Raises CommandNotStarted, SandboxLost, WorkspaceChanged, MechanismError. Cancellation:
         what was started is killed with its leaf.
         """
+        while True:
+            try:
+                return await self._start(command)
+            except NeverReleased:
+                self._parked_lost += 1
+                if self._parked_lost > PARKED_LOST_MAX:
+                    raise
+
+    async def _start(self, command: CommandSpec) -> RunningCommand:
         try:
             await self._snapshots.before_command()
             leaf = await self._next_leaf()
@@ -421,12 +403,19 @@ class NamespacesSandbox:
             # Not sooner: init makes the next process, and it reports this one's end.
             self._wanted = trio.Event()
             self._tasks.start_soon(self._snapshots.take_ahead)
-            self._tasks.start_soon(self._make_next_leaf, leaf.number + 1)
-            self._tasks.start_soon(self._drop_leaf, leaf)
+            self._tasks.start_soon(self._change_leaves, leaf)
+
+    async def _change_leaves(self, used: Leaf) -> None:
+        """Make the next leaf, then remove the used one: neither while the reply is under way."""
+        try:
+            await self._make_next_leaf(used.number + 1)
+            await self._drop_leaf(used)
+        finally:
+            used.close()
 
     async def _drop_leaf(self, leaf: Leaf) -> None:
         """An empty leaf that stays is removed with its environment: a failure changes nothing."""
-        try:
+        with suppress(MechanismError):
             leaf.kill()
             await leaf.wait_empty()
             with await self._client.request(
@@ -435,10 +424,6 @@ class NamespacesSandbox:
                 )
             ):
                 pass
-        except MechanismError:
-            return
-        finally:
-            leaf.close()
 
     # --- the workspace ------------------------------------------------------------------------
 

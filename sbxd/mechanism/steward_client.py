@@ -8,8 +8,9 @@ request and its answer is dealt with by the next call, before its own.
 Deliberately absent: timeouts (the caller's) and any path check beyond what frames demand.
 """
 
+import os
 from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import NoReturn
 
 import trio
@@ -44,7 +45,8 @@ _TEXTS = {
     WorkspaceCode.NOT_A_FILE: "not a regular file",
     WorkspaceCode.NOT_A_DIRECTORY: "not a directory",
     WorkspaceCode.IS_A_DIRECTORY: "a directory",
-    WorkspaceCode.HARD_LINKED: "the file has a second name: it is not replaced",
+    WorkspaceCode.HARD_LINKED: "the file has a second name: it is neither read nor replaced; "
+    "make a copy",
     WorkspaceCode.TOO_LARGE: "the file is larger than the maximum",
     WorkspaceCode.NO_SPACE: "the workspace is full",
     WorkspaceCode.CHANGED_DURING_READ: "the file changed while it was read",
@@ -281,6 +283,8 @@ class StewardClient:
             self._abandoned.add(reply.first)
 
     async def _flush(self) -> None:
+        with suppress(OSError):  # at once where there is room: no turn of the loop is lost
+            self._unsent = self._unsent[os.write(self._socket.fileno(), self._unsent) :]
         while self._unsent:
             try:
                 sent = await self._socket.send(self._unsent)

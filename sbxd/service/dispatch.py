@@ -47,11 +47,12 @@ from sbxd.service.egress import OperatorEgress, answer
 from sbxd.service.exchange import Exchange, TooManyEntries
 from sbxd.service.listing import page_of, shortened
 from sbxd.service.observing import Observer, observe
+from sbxd.service.posture import own_items
 from sbxd.service.repair import repair
 from sbxd.service.stdin_budget import StdinBudget
 from sbxd.settings import Settings
 from sbxd.wire import messages as m
-from sbxd.wire.descriptions import ImageInfo, PostureItem
+from sbxd.wire.descriptions import ImageInfo
 from sbxd.wire.egress import EgressCheck, EgressShow
 from sbxd.wire.observing import MetersQuery, MetricsQuery, StatusQuery
 
@@ -299,16 +300,7 @@ class Dispatch:
         description = await self._environments.describe()
         images = await self._images.list()
         settings = self._settings
-        posture = description.posture
-        if description.quarantined:
-            posture += (
-                PostureItem(
-                    name="quarantine",
-                    state="degraded",
-                    detail=f"not proven stopped: {', '.join(description.quarantined)}",
-                    fix="find out why, then `sbxctl quarantine clear`",
-                ),
-            )
+        own = own_items(self._audit, description.quarantined)
         return m.Described(
             request_id=request_id,
             version=self._version,
@@ -322,7 +314,7 @@ class Dispatch:
             reserve_ready=description.reserve_ready,
             reserve_target=description.reserve_target,
             environments=description.environments,
-            posture=posture,
+            posture=(*description.posture, *own),
         )
 
     async def _refusal(

@@ -14,7 +14,7 @@ import hashlib
 import os
 import shutil
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -118,9 +118,10 @@ class BlobStore:
         _fsync_directory(self._directory)
         self._entries, self._contents = index.manifests, contents
 
-    def collect(self) -> None:
-        """Remove every blob that no listed image needs."""
+    def collect(self, spared: Collection[str]) -> None:
+        """Remove every blob that no listed image needs, but those spared (digests)."""
         needed = {digest for each in self._contents.values() for digest in each.blobs}
+        needed.update(spared)
         for blob in self._blobs.iterdir():
             if f"sha256:{blob.name}" not in needed:
                 blob.unlink()

@@ -7,6 +7,11 @@ tar always gives the same digest), or an archive of images, whose manifest is ke
 
 Invariants: an import that fails or is cancelled leaves no blob that no image needs, and nothing
 unpacked that nobody will remove; nobody is given an image that is being removed.
+
+Concurrency: whoever imports or removes an image has its turn (`_turn`), so that two never work on
+one digest, while other images come and go beside it. Blobs and the index are changed under one lock
+that is held for file work alone, never while an image is unpacked or waited for; what was committed
+and is not listed yet is `_pending`, which no collection removes.
 """
 
 import errno
@@ -15,7 +20,7 @@ import os
 import platform
 import shutil
 from collections.abc import AsyncIterator, Callable
-from contextlib import suppress
+from contextlib import asynccontextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Protocol, TypeVar, TypeVarTuple, Unpack
@@ -54,6 +59,7 @@ _UNPACK_STEP = "image_unpack"
 _WRONG_BYTES = 74  # EBADMSG: a blob's digest is another
 CLEANUP_SECONDS = 10.0
 RETIRE_SECONDS = 60.0
+UNPACKINGS_MAX = 2  # imports that are unpacked at a time: each may take a GiB of memory for it
 
 
 class Unpacker(Protocol):
@@ -108,6 +114,9 @@ class ImageStore:
         self._limiter = limiter
         self._now = now
         self._change = trio.Lock()
+        self._unpackings = trio.CapacityLimiter(UNPACKINGS_MAX)
+        self._turns: dict[str, trio.Lock] = {}  # of every digest that somebody works on
+        self._pending: dict[str, frozenset[str]] = {}  # being imported: its blobs, by digest
         self._unusable: set[str] = set()  # listed, but the mechanism could not unpack it
         self._leaving: set[str] = set()  # being removed
 
@@ -121,7 +130,7 @@ class ImageStore:
         await self._run(self._blobs.make_layout)
         problems = [*await self._run(self._blobs.read_index)]
         if not problems:
-            await self._run(self._blobs.collect)
+            await self._run(self._blobs.collect, ())
         await self._drop_doubtful()
         for digest in sorted(self.known()):
             try:
@@ -177,8 +186,15 @@ class ImageStore:
                     taken = await self._run(_taken, folder, request.reference)
             except InvalidImage as problem:
                 raise _invalid(str(problem)) from problem
-            async with self._change:
-                return await self._admit(folder, taken, request.expected_digest, request.label)
+            digest = digest_of(taken.manifest_raw)
+            if request.expected_digest not in (None, digest):
+                raise ExecutionRejected(
+                    RejectedCode.UNKNOWN_IMAGE,
+                    f"the image's digest is {digest}, not {request.expected_digest}",
+                    field="expected_digest",
+                )
+            async with self._turn(digest):
+                return await self._admit(folder, taken, digest, request.label)
         finally:
             await within_shield(CLEANUP_SECONDS, lambda: self._run(_remove_tree, folder))
 
@@ -194,7 +210,7 @@ class ImageStore:
         uses it; ExecutionUnavailable when the launcher cannot remove it, which leaves it known.
         A slot of the reserve gives way.
         """
-        async with self._change:
+        async with self._turn(digest):
             if not any(entry.digest == digest for entry in self._blobs.entries):
                 raise ExecutionRejected(
                     RejectedCode.UNKNOWN_IMAGE, f"{digest} is not in the store", field="digest"
@@ -208,11 +224,11 @@ class ImageStore:
                     f"the configuration's alias {names[0]!r} names {digest}: remove it there first"
                 )
             await self._retire(digest)
-            await self._run(
-                self._blobs.replace_index, [e for e in self._blobs.entries if e.digest != digest]
-            )
-            self._leaving.discard(digest)
-            await self._run(self._blobs.collect)
+            async with self._change:
+                others = [each for each in self._blobs.entries if each.digest != digest]
+                await self._run(self._blobs.replace_index, others)
+                self._leaving.discard(digest)
+                await self._collect()
 
     async def _retire(self, digest: str) -> None:
         """Nobody gets the image any more; then it goes, once nobody has it. Undone on failure."""
@@ -267,16 +283,7 @@ class ImageStore:
             media_type=media.LAYER, digest=f"sha256:{digest.hexdigest()}", size=size_bytes
         )
 
-    async def _admit(
-        self, folder: Path, taken: Taken, expected_digest: str | None, label: str
-    ) -> ImageInfo:
-        digest = digest_of(taken.manifest_raw)
-        if expected_digest is not None and expected_digest != digest:
-            raise ExecutionRejected(
-                RejectedCode.UNKNOWN_IMAGE,
-                f"the image's digest is {digest}, not {expected_digest}",
-                field="expected_digest",
-            )
+    async def _admit(self, folder: Path, taken: Taken, digest: str, label: str) -> ImageInfo:
         entry = Descriptor(
             media_type=taken.manifest.media_type or media.MANIFEST,
             digest=digest,
@@ -287,16 +294,21 @@ class ImageStore:
         admitted = False
         try:
             if is_new or digest in self._unusable:  # then this may mend its blobs
-                await self._run(self._blobs.commit, folder, taken.blobs, taken.manifest_raw)
-                await self._run(self._blobs.begin_unpacking, digest)
+                async with self._change:
+                    blobs = {f"sha256:{name}" for name in taken.blobs}
+                    self._pending[digest] = frozenset({digest, *blobs})
+                    await self._run(self._blobs.commit, folder, taken.blobs, taken.manifest_raw)
+                    await self._run(self._blobs.begin_unpacking, digest)
             await self._unpack(digest)
-            others = [each for each in self._blobs.entries if each.digest != digest]
-            await self._run(self._blobs.replace_index, [*others, entry])
-            admitted = True
+            async with self._change:
+                others = [each for each in self._blobs.entries if each.digest != digest]
+                await self._run(self._blobs.replace_index, [*others, entry])
+                admitted = True
         finally:
+            self._pending.pop(digest, None)
             if is_new and not admitted:
                 with suppress(BudgetSpent):  # what was begun is written down
-                    await within_shield(CLEANUP_SECONDS, self._undo)
+                    await within_shield(CLEANUP_SECONDS, lambda: self._undo(digest))
         await self._run(self._blobs.end_unpacking, digest)
         self._unusable.discard(digest)
         self._users.changed()
@@ -304,7 +316,8 @@ class ImageStore:
 
     async def _unpack(self, digest: str) -> None:
         try:
-            await self._unpacker.unpack_image(digest)
+            async with self._unpackings:
+                await self._unpacker.unpack_image(digest)
         except MechanismError as problem:
             if problem.step == _UNPACK_STEP and problem.errno in (0, _WRONG_BYTES):
                 raise _invalid(problem.detail or "it does not unpack") from problem
@@ -312,21 +325,44 @@ class ImageStore:
                 UnavailableCode.SETUP_FAILED, f"the image does not unpack: {problem}"
             ) from problem
 
-    async def _undo(self) -> None:
-        await self._run(self._blobs.collect)
+    async def _undo(self, digest: str) -> None:
+        """What an import in its turn has begun."""
+        async with self._change:
+            await self._collect()
+        await self._drop_unlisted(digest)
         await self._drop_doubtful()
 
+    async def _collect(self) -> None:
+        """In a change: remove the blobs that no image needs, listed or under way."""
+        await self._run(self._blobs.collect, frozenset[str]().union(*self._pending.values()))
+
     async def _drop_doubtful(self) -> None:
-        """Remove what is unpacked and not listed. What cannot go yet (its unpacking may still be
-        under way) is tried again at the next failure and at the next start."""
+        """Remove what is unpacked and not listed, but what somebody works on."""
         for digest in await self._run(self._blobs.unpacked_in_doubt):
-            try:
+            if digest not in self._turns:
+                async with self._turn(digest):
+                    await self._drop_unlisted(digest)
+
+    async def _drop_unlisted(self, digest: str) -> None:
+        """In its turn. What cannot go yet (its unpacking may still be under way) is tried again at
+        the next failure and at the next start."""
+        if digest in await self._run(self._blobs.unpacked_in_doubt):
+            with suppress(MechanismError):
                 await self._unpacker.drop_image(digest)
-            except MechanismError:
-                continue
-            await self._run(self._blobs.end_unpacking, digest)
+                await self._run(self._blobs.end_unpacking, digest)
 
     # --- parts --------------------------------------------------------------------------------
+
+    @asynccontextmanager
+    async def _turn(self, digest: str) -> AsyncIterator[None]:
+        """Nobody else imports or removes this image meanwhile."""
+        turn = self._turns.setdefault(digest, trio.Lock())
+        try:
+            async with turn:
+                yield
+        finally:
+            if not turn.locked():  # else it is the next one's
+                self._turns.pop(digest, None)
 
     async def _run(self, call: Callable[[Unpack[_Args]], _T], *args: *_Args) -> _T:
         return await trio.to_thread.run_sync(call, *args, limiter=self._limiter)

@@ -5,7 +5,9 @@ wire is the order of the state; what waits never exceeds the budget by more than
 that takes nothing for `stall_seconds` is given up. Deliberately absent: what is sent.
 """
 
+import os
 from collections import deque
+from collections.abc import Callable
 
 import trio
 
@@ -19,6 +21,26 @@ class PeerStalled(Exception):
     """The peer did not read for too long, or is gone. Nothing more can be sent."""
 
 
+SendNow = Callable[[bytes], int]  # sends without waiting what there is room for; how much
+
+
+def send_now_on(stream: trio.abc.Stream) -> SendNow:
+    """Sends on a socket at once, so that a reply need not wait for the writer's turn; on another
+    stream, nothing. What cannot be sent is the writer's, who finds out why."""
+
+    if not isinstance(stream, trio.SocketStream):
+        return lambda frame: 0
+    socket = stream.socket
+
+    def send_now(frame: bytes) -> int:
+        try:
+            return os.write(socket.fileno(), frame)
+        except OSError:
+            return 0
+
+    return send_now
+
+
 class Outgoing:
     """Queues frames for one stream."""
 
@@ -29,8 +51,10 @@ class Outgoing:
         *,
         stall_seconds: float,
         bytes_max: int = OUTGOING_BYTES_MAX,
+        send_now: SendNow = lambda frame: 0,
     ) -> None:
         self._stream = stream
+        self._send_now = send_now
         self._connection = connection
         self._stall_seconds = stall_seconds
         self._bytes_max = bytes_max
@@ -57,6 +81,10 @@ class Outgoing:
         Raises: LocalProtocolError when the message is illegal now; nothing is then queued.
         """
         frame = self._connection.send(message)
+        if not self._waiting_bytes:  # the writer has nothing in its hands either
+            frame = frame[self._send_now(frame) :]
+            if not frame:
+                return
         self._frames.append(frame)
         self._waiting_bytes += len(frame)
         self._wake()

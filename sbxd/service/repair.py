@@ -23,6 +23,7 @@ async def repair(
                 request_id=request_id,
                 destroyed=report.destroyed,
                 quarantined=report.quarantined,
+                released=report.released,
             )
         case m.Reap():
             reaped = await environments.reap()
@@ -32,6 +33,7 @@ async def repair(
                 stale=reaped.stale,
                 unknown=reaped.unknown,
                 unanswered=reaped.unanswered,
+                released=reaped.released,
             )
         case m.QuarantineList():
             items = await environments.quarantine()

@@ -19,7 +19,7 @@ from sbxd.lifecycle.environments import Environments, Peer
 from sbxd.port.errors import UnavailableCode
 from sbxd.service.dispatch import Dispatch
 from sbxd.service.exchange import Exchange
-from sbxd.service.outgoing import Outgoing, PeerStalled
+from sbxd.service.outgoing import Outgoing, PeerStalled, send_now_on
 from sbxd.service.peer import judge_hello
 from sbxd.settings import Settings
 from sbxd.wire import messages as m
@@ -68,7 +68,10 @@ class Session:
         self._hello_seconds = settings.hello_seconds
         self._heartbeat_seconds = settings.heartbeat_seconds
         self._outgoing = Outgoing(
-            stream, self._connection, stall_seconds=2 * settings.heartbeat_seconds
+            stream,
+            self._connection,
+            stall_seconds=2 * settings.heartbeat_seconds,
+            send_now=send_now_on(stream),
         )
         self._exchanges: dict[int, Exchange] = {}
         self._idle = trio.Event()

@@ -169,6 +169,8 @@ class Steward:
         descriptor, status = open_regular(self._root_fd, request.path)
         try:
             seen = stamp(status)
+            if status.st_nlink > 1:
+                return End(Status.HARD_LINKED)
             if request.stamp not in (frames.NO_STAMP, seen):
                 return End(Status.CHANGED_DURING_READ)
             if status.st_size > request.maximum_bytes:
@@ -183,7 +185,7 @@ class Steward:
                 self._channel.send(Data(data))
                 offset += len(data)
                 left -= len(data)
-            if stamp(os.fstat(descriptor)) != seen:
+            if stamp(last := os.fstat(descriptor)) != seen or last.st_nlink > 1:
                 return End(Status.CHANGED_DURING_READ)
             return End(Status.OK)
         finally:

@@ -409,6 +409,7 @@ class Reconciled(Message, frozen=True, tag="reconciled", kw_only=True):
     request_id: RequestIdField
     destroyed: tuple[str, ...]
     quarantined: tuple[str, ...]
+    released: tuple[str, ...] = ()
 
 
 WorkerRequest = (

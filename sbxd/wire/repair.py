@@ -9,7 +9,8 @@ from sbxd.wire.base import Message, Request, RequestIdField
 
 
 class Reap(Request, frozen=True, tag="reap", kw_only=True):
-    """One pass of the reaper: ask the lease authorities, end what is stale, report."""
+    """One pass of the reaper: ask the lease authorities, end what is stale, try again what is
+    quarantined, report."""
 
 
 class QuarantineList(Request, frozen=True, tag="quarantine_list", kw_only=True):
@@ -32,13 +33,15 @@ class QuarantineClear(Request, frozen=True, tag="quarantine_clear", kw_only=True
 
 class Reaped(Message, frozen=True, tag="reaped", kw_only=True):
     """asked: environments. stale: ids of those that were ended. unknown: how many the next pass
-    may end. unanswered: names of the authorities that gave no answer."""
+    may end. unanswered: names of the authorities that gave no answer. released: what was
+    quarantined and is proven gone."""
 
     request_id: RequestIdField
     asked: int
     stale: tuple[str, ...]
     unknown: int
     unanswered: tuple[str, ...]
+    released: tuple[str, ...] = ()
 
 
 class QuarantinedItem(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

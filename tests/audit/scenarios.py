@@ -5,6 +5,7 @@ environments, real commands, real faults. `SCENARIOS` says which scenario record
 import io
 import os
 import secrets
+import shutil
 import signal
 import subprocess
 import tarfile
@@ -29,8 +30,9 @@ from sbxd.port.ids import EnvironmentId, TenantId
 from sbxd.port.limits import MIB, EnvironmentBudgets
 from sbxd.wire.repair import ClearingWord
 from tests.audit.live_records import position, since
-from tests.kernel.test_launcher_verify import FAULTY
+from tests.kernel.test_launcher_verify import FAULTY, program_without
 from tests.lab.internet import internet
+from tests.pacing import next_look
 from tests.redteam import test_bridge, test_egress_abuse, test_no_orphans, test_operator_interferes
 from tests.redteam.egress import CONFIGURATION, allowlist, configured, networked
 from tests.redteam.faults import DAEMON, LAUNCHER, SMALL, main_pid
@@ -68,14 +70,14 @@ async def restored() -> None:
                 async with admin() as client:
                     await client.describe()
                     return
-            await trio.lowlevel.checkpoint()
+            await next_look()
 
 
 async def seen(kind: type[e.AuditEvent], after: int) -> None:
     """Until an event of this type is recorded."""
     with trio.fail_after(WITHIN_SECONDS):
         while kind.__name__ not in {each.event for each in since(after)}:
-            await trio.lowlevel.checkpoint()
+            await next_look()
 
 
 @contextmanager
@@ -181,6 +183,19 @@ async def a_handle_names_another_tenant() -> None:
 
 
 async def an_environment_cannot_be_destroyed() -> None:
+    async with admin() as client:
+        name = await quarantined()
+        await client.clear_quarantine(name, ClearingWord.ONLY_WITH_PROOF)
+
+
+async def what_was_quarantined_can_be_destroyed() -> None:
+    name = await quarantined()
+    async with admin() as client:
+        assert name in (await client.reap()).released
+
+
+async def quarantined() -> EnvironmentId:
+    """An environment that could not be destroyed, and can be by now."""
     before = position().sequence
     async with connect(WORKER_SOCKET, client_name="tests") as remote:
         handle = await remote.provision(specification(await default_image(), SMALL))
@@ -189,8 +204,7 @@ async def an_environment_cannot_be_destroyed() -> None:
             with suppress(PortError):
                 await remote.destroy(handle)
             await seen(e.EnvironmentQuarantined, before)
-    async with admin() as client:
-        await client.clear_quarantine(handle.environment_id, ClearingWord.ONLY_WITH_PROOF)
+    return handle.environment_id
 
 
 async def a_slot_cannot_be_prepared() -> None:
@@ -200,10 +214,13 @@ async def a_slot_cannot_be_prepared() -> None:
 
 async def a_command_is_not_confined_as_asked() -> None:
     drop_in = DROP_INS / f"{LAUNCHER}.d" / "scenario.conf"
-    program = STATE.parent / "sbxd-scenario-launcher.py"
+    place = STATE.parent / "sbxd-scenario-launcher"
+    place.mkdir()
+    program = place / "launcher.py"
     drop_in.parent.mkdir(parents=True, exist_ok=True)
     program.write_text(FAULTY)
-    run = f"/opt/sbxd/bin/python {program} confine_system_calls"
+    step = "confine_system_calls"
+    run = f"/opt/sbxd/bin/python {program} {step} {program_without(place, step)}"
     drop_in.write_text(f"[Service]\nExecStart=\nExecStart={run}\n")
     image = await default_image()
     try:
@@ -213,7 +230,7 @@ async def a_command_is_not_confined_as_asked() -> None:
         await attempt(cold(image))
     finally:
         drop_in.unlink()
-        program.unlink()
+        shutil.rmtree(place)
         systemctl("daemon-reload")
         systemctl("restart", LAUNCHER)
     await restored()
@@ -337,6 +354,7 @@ SCENARIOS = (
         an_environment_cannot_be_destroyed,
         (e.EnvironmentDestroyFailed, e.EnvironmentQuarantined, leases.QuarantineCleared),
     ),
+    Scenario(what_was_quarantined_can_be_destroyed, (leases.QuarantineReleased,)),
     Scenario(a_slot_cannot_be_prepared, (e.SlotPreparationFailed,)),
     Scenario(a_command_is_not_confined_as_asked, (confinement.ConfinementMismatched,)),
     Scenario(a_lease_is_not_held, (leases.StaleLeaseEnded,)),

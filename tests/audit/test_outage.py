@@ -16,6 +16,7 @@ from sbxd.port.command import ExecutionResult
 from sbxd.port.errors import ExecutionUnavailable, UnavailableCode
 from tests.audit.live_records import position, since
 from tests.audit.scenarios import journal_away, restored, seen
+from tests.pacing import next_look
 from tests.redteam.faults import SMALL
 from tests.redteam.live import (
     WORKER_SOCKET,
@@ -42,6 +43,17 @@ def verified() -> dict[str, object]:
     verdict: dict[str, object] = json.loads(done.stdout)
     assert (done.returncode == 0) is verdict["sound"]
     return verdict
+
+
+async def doctor() -> tuple[str, str, str]:
+    """What `sbxctl doctor` says of the audit: state, detail, what to do."""
+    done = await trio.run_process(
+        [sys.executable, "-m", "sbxctl", "doctor", "--json"], capture_stdout=True, check=False
+    )
+    (item,) = [each for each in json.loads(done.stdout) if each["name"] == "audit"]
+    # This lane lacks more, so the exit code proves nothing of it alone.
+    assert done.returncode == 246
+    return item["state"], item["detail"], item["fix"]
 
 
 @pytest.mark.case("AUD-05")
@@ -72,13 +84,19 @@ async def test_running_work_goes_on_new_work_is_refused_and_nothing_is_missing()
                 with pytest.raises(ExecutionUnavailable) as refused:
                     await idle.run("true")
                 codes.append(refused.value.code)
+                during = await doctor()
                 await one.workspace.write("go", b"")
                 with trio.fail_after(60):
                     while not results:
-                        await trio.lowlevel.checkpoint()
+                        await next_look()
                 await one.remote.destroy(one.handle)
         await seen(AuditRecovered, before)
         assert (await idle.run("true")).exit_code == 0
+        after = await doctor()
+    assert during[0] == "missing"
+    assert "new work is refused" in during[1]
+    assert "systemctl status systemd-journald" in during[2]
+    assert after[0] == "ok"
     assert codes == [UnavailableCode.AUDIT_UNAVAILABLE] * 4
     assert [(each.exit_code, each.killed_by) for each in results] == [(7, None)]
     records = since(before)

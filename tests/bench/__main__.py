@@ -9,10 +9,11 @@ import math
 import random
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, Generic, TypeVar
 
 import msgspec
 import trio
@@ -214,116 +215,102 @@ async def measure(run: Run, image: Path | None, only: frozenset[str]) -> None:
                 run.note("protocol", group)
 
 
-async def endure(options: argparse.Namespace, image: Path | None) -> soak.Soak:
-    """The soak alone. Raises OperationFailed, the port's errors."""
-    async with daemon_here(image) as daemon:
-        return await soak.soak(daemon, options.soak, options.at_once, options.within)
+FoundT = TypeVar("FoundT")
 
 
-def soaked(options: argparse.Namespace, image: Path | None) -> int:
-    """Soak and report; the exit status."""
-    found: soak.Soak | None = None
-    try:
-        found = trio.run(endure, options, image)
-    except* (PortError, OperationFailed) as group:
-        sys.stdout.write("".join(f"soak: {error}\n" for error in leaves(group)))
-    if found is None:
-        return 1
-    sys.stdout.write("\n".join(soak.render(found)) + "\n")
-    if options.json is not None:
-        options.json.write_bytes(msgspec.json.format(msgspec.json.encode(found)))
-    return 0 if found.sound else 1
+@dataclass(frozen=True)
+class Alone(Generic[FoundT]):
+    """One thing that is run by itself. run: raises OperationFailed and the port's errors. lines:
+    the report. is_good: for the exit status."""
+
+    name: str
+    run: Callable[[Daemon], Awaitable[FoundT]]
+    lines: Callable[[FoundT], Iterable[str]]
+    is_good: Callable[[FoundT], bool]
+
+    def report(self, image: Path | None, json: Path | None) -> int:
+        """Run it, show what was found, write it to `json`; the exit status."""
+        found: list[FoundT] = []
+
+        async def run() -> None:
+            async with daemon_here(image) as daemon:
+                found.append(await self.run(daemon))
+
+        try:
+            trio.run(run)
+        except* (PortError, OperationFailed) as group:
+            found.clear()
+            sys.stdout.write("".join(f"{self.name}: {error}\n" for error in leaves(group)))
+        if not found:
+            return 1
+        sys.stdout.write("\n".join(self.lines(found[0])) + "\n")
+        if json is not None:
+            json.write_bytes(msgspec.json.format(msgspec.json.encode(found[0])))
+        return 0 if self.is_good(found[0]) else 1
 
 
-async def find_canaries(options: argparse.Namespace, image: Path | None) -> canaries.CanaryRun:
-    """Raises OperationFailed, the port's errors."""
-    async with daemon_here(image) as daemon:
-        return await canaries.canaries(daemon, options.canaries, options.within)
-
-
-async def queue(options: argparse.Namespace, image: Path | None, seed: int) -> queueing.Queueing:
-    """Raises OperationFailed, the port's errors."""
-    async with daemon_here(image) as daemon:
-        return await queueing.queueing(daemon, seed, options.queueing)
-
-
-def pooled(options: argparse.Namespace, image: Path | None, seed: int) -> int:
-    """Canaries or the queue, and the report; the exit status."""
-    lines: list[str] = []
-    found: canaries.CanaryRun | queueing.Queueing | None = None
-    is_good = False
-    try:
-        if options.canaries is not None:
-            found = run = trio.run(find_canaries, options, image)
-            lines, is_good = [*canaries.render(run)], run.sound
-        else:
-            found = queued = trio.run(queue, options, image, seed)
-            lines, is_good = [*queueing.render(queued)], queued.agrees
-    except* (PortError, OperationFailed) as group:
-        lines = [f"failed: {error}" for error in leaves(group)]
-    sys.stdout.write("\n".join(lines) + "\n")
-    if options.json is not None and found is not None:
-        options.json.write_bytes(msgspec.json.format(msgspec.json.encode(found)))
-    return 0 if is_good else 1
-
-
-async def endure_chaos(options: argparse.Namespace, image: Path | None, seed: int) -> chaos.Chaos:
-    """The soak with an enemy. Raises OperationFailed, the port's errors."""
-    async with daemon_here(image):
-        return await chaos.chaos(options.chaos, seed)
-
-
-async def find_faults(options: argparse.Namespace, image: Path | None, seed: int) -> faults.Found:
+async def find_faults(count: int, seed: int) -> faults.Found:
     """So many points of the fault loop. Raises the port's errors."""
     found = faults.Found()
-    async with daemon_here(image):
-        digest = await default_image()
-        for point in faults.points(options.faults, seed):
-            await faults.try_point(point, digest, found)
-            _say(f"{point}: {found}")
+    digest = await default_image()
+    for point in faults.points(count, seed):
+        await faults.try_point(point, digest, found)
+        _say(f"{point}: {found}")
     return found
 
 
-async def record_many(options: argparse.Namespace, image: Path | None) -> audit.Audited:
-    """The audit under load alone. Raises OperationFailed, the port's errors."""
-    async with daemon_here(image) as daemon:
-        return await audit.audited(daemon, options.audit)
+def fault_lines(found: faults.Found, seed: int) -> Iterable[str]:
+    """The report of a fault loop."""
+    yield f"faults, seed {seed}: {found}"
+    for each in (*found.orphans, *found.wrong_kills, *found.disagreements):
+        yield f"  {each}"
 
 
-def recorded(options: argparse.Namespace, image: Path | None) -> int:
-    """Record, prove and report; the exit status."""
-    found: audit.Audited | None = None
-    try:
-        found = trio.run(record_many, options, image)
-    except* (PortError, OperationFailed) as group:
-        sys.stdout.write("".join(f"audit: {error}\n" for error in leaves(group)))
-    if found is None:
-        return 1
-    sys.stdout.write("\n".join(audit.render(found)) + "\n")
-    if options.json is not None:
-        options.json.write_bytes(msgspec.json.format(msgspec.json.encode(found)))
-    return 0 if found.holds else 1
-
-
-def attacked(options: argparse.Namespace, image: Path | None, seed: int) -> int:
-    """Chaos or the fault loop, and the report; the exit status."""
-    try:
-        if options.faults is not None:
-            hits = trio.run(find_faults, options, image, seed)
-            sys.stdout.write(f"faults, seed {seed}: {hits}\n")
-            for each in (*hits.orphans, *hits.wrong_kills, *hits.disagreements):
-                sys.stdout.write(f"  {each}\n")
-            return 1 if hits.orphans or hits.wrong_kills or hits.disagreements else 0
-        endured = trio.run(endure_chaos, options, image, seed)
-    except* (PortError, OperationFailed) as group:
-        sys.stdout.write("".join(f"failed: {error}\n" for error in leaves(group)))
-        return_code = 1
-    else:
-        sys.stdout.write("\n".join(chaos.render(endured)) + "\n")
-        if options.json is not None:
-            options.json.write_bytes(msgspec.json.format(msgspec.json.encode(endured)))
-        return_code = 0 if endured.sound else 1
-    return return_code
+def asked_alone(options: argparse.Namespace, seed: int) -> Alone[Any] | None:
+    """What is to be run by itself; None for the whole bench."""
+    if options.faults is not None:
+        return Alone(
+            "faults",
+            lambda _daemon: find_faults(options.faults, seed),
+            lambda found: fault_lines(found, seed),
+            lambda found: not (found.orphans or found.wrong_kills or found.disagreements),
+        )
+    if options.chaos is not None:
+        return Alone(
+            "chaos",
+            lambda _daemon: chaos.chaos(options.chaos, seed),
+            chaos.render,
+            lambda found: found.sound,
+        )
+    if options.audit is not None:
+        return Alone(
+            "audit",
+            lambda daemon: audit.audited(daemon, options.audit),
+            audit.render,
+            lambda found: found.holds,
+        )
+    if options.canaries is not None:
+        return Alone(
+            "canaries",
+            lambda daemon: canaries.canaries(daemon, options.canaries, options.within),
+            canaries.render,
+            lambda found: found.sound,
+        )
+    if options.queueing is not None:
+        return Alone(
+            "queueing",
+            lambda daemon: queueing.queueing(daemon, seed, options.queueing),
+            queueing.render,
+            lambda found: found.agrees,
+        )
+    if options.soak is not None:
+        return Alone(
+            "soak",
+            lambda daemon: soak.soak(daemon, options.soak, options.at_once, options.within),
+            soak.render,
+            lambda found: found.sound,
+        )
+    return None
 
 
 PARTS = ("sbxd", "memory", "start", "exec", "load", "kill", "protocol")
@@ -394,14 +381,9 @@ def main(argv: Sequence[str]) -> int:
         scale = Scale(**{**vars(scale), "rounds": options.rounds, "exec_rounds": options.rounds})
     seed = options.seed if options.seed is not None else time.time_ns() % 1_000_000
     image = options.image or (LANE_IMAGE if LANE_IMAGE.exists() else None)
-    if options.chaos is not None or options.faults is not None:
-        return attacked(options, image, seed)
-    if options.audit is not None:
-        return recorded(options, image)
-    if options.canaries is not None or options.queueing is not None:
-        return pooled(options, image, seed)
-    if options.soak is not None:
-        return soaked(options, image)
+    alone = asked_alone(options, seed)
+    if alone is not None:
+        return alone.report(image, options.json)
     here = machine()
     with peers_on(image) as peers:
         run = Run(scale, random.Random(seed), peers)

@@ -141,8 +141,8 @@ class Peers:
 
     @contextmanager
     def idle_runscs(self, count: int) -> Iterator[list[int]]:
-        """So many sandboxes around `sleep`, for the length of the block: the `runsc run` of each,
-        whose children they are."""
+        """So many sandboxes around `sleep`, for the length of the block: Sentry and gofer of each
+        (the stubs are the Sentry's children)."""
         runsc = self.runsc_argv()
         bundle = self.bundle(("/usr/bin/sleep", "infinity"))
         names = [f"bench-{secrets.token_hex(6)}" for _ in range(count)]
@@ -156,7 +156,7 @@ class Peers:
                     stderr=subprocess.DEVNULL,
                     check=True,
                 )
-            yield [pid for name in names for pid in _processes_of(name)]
+            yield _processes_with(f"--bundle={bundle}")
         finally:
             for name in names:
                 subprocess.run((*runsc, "delete", "--force", name), env=ENVIRONMENT, check=False)
@@ -191,8 +191,8 @@ class Peers:
         return bundle
 
 
-def _processes_of(name: str) -> list[int]:
-    """The processes of a runsc sandbox: those that carry its name as an argument."""
+def _processes_with(argument: str) -> list[int]:
+    """The processes that carry this argument. (A gofer does not carry its sandbox's name.)"""
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -200,7 +200,7 @@ def _processes_of(name: str) -> list[int]:
                 words = (entry / "cmdline").read_bytes().split(b"\0")
             except OSError:
                 continue
-            if name.encode() in words:
+            if argument.encode() in words:
                 found.append(int(entry.name))
     return found
 

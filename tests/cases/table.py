@@ -122,11 +122,7 @@ CASES: dict[str, Case] = {
     "EGR-21": Case("gaining an address on a guest's link: there is none but its loopback"),
     "EGR-22": Case("carrying data out by refusals"),
     "EXP-01": Case("a link as the exported file, or on the way to it"),
-    "EXP-02": Case(
-        "a second name of the exported file",
-        "refused in a plain directory; on the daemon's volume it is read, where it can only be "
-        "another name of the same volume",
-    ),
+    "EXP-02": Case("a second name of the exported file"),
     "EXP-03": Case("pipes, sockets, devices and directories as the exported file"),
     "EXP-04": Case("a file that is swapped or changed during its export"),
     "EXP-06": Case("a file that is too large, sparse, growing, or has nearly the name"),

@@ -3,7 +3,7 @@
 A block of commands (`sh`, `console`) has one line of HTML comment above it:
 
     <!-- run: lane -->      in a lane of its own, by `test_commands.py`
-    <!-- run: package -->   by `tests/package/test_gvisor.py`, on a host that had nothing
+    <!-- run: package -->   by `tests/package/test_newcomer.py`, on a host that had nothing
     <!-- run: package as alice -->  the same, as a member of the group
     <!-- shown: REASON -->  by nobody, and why
 

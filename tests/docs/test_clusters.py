@@ -1,8 +1,10 @@
-"""The examples for schedulers: a task of the recipe runs; the others are held to a schema."""
+"""The examples for schedulers: Dask spreads the recipe over two nodes; the others are held to a
+schema."""
 
 import os
 import socket
 import sys
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from functools import partial
@@ -121,6 +123,16 @@ async def _pass_on(
             await offer(await listener.accept())
 
 
+def at_node(name: str, socket_path: Path) -> dict[str, str]:
+    """The environment of a process of one node."""
+    return {
+        **os.environ,
+        "PYTHONPATH": f"{REPOSITORY}:{EXAMPLES}",
+        "SBXD_SOCKET": str(socket_path),
+        "SBXD_NODE": name,
+    }
+
+
 async def test_a_task_uses_the_daemon_of_the_node_that_it_runs_on(tmp_path: Path) -> None:
     program = f"import dask_recipe; print(*dask_recipe.in_sandbox(['echo'], {IMAGE!r}))"
     said = []
@@ -129,13 +141,72 @@ async def test_a_task_uses_the_daemon_of_the_node_that_it_runs_on(tmp_path: Path
             for name, where in (("one", one), ("two", two)):
                 done = await trio.run_process(
                     [sys.executable, "-c", program],
-                    env={
-                        **os.environ,
-                        "PYTHONPATH": f"{REPOSITORY}:{EXAMPLES}",
-                        "SBXD_SOCKET": str(where),
-                        "SBXD_NODE": name,
-                    },
+                    env=at_node(name, where),
                     capture_stdout=True,
                 )
                 said.append(done.stdout.decode().strip())
     assert said == ["one sandbox of one", "two sandbox of two"]
+
+
+@asynccontextmanager
+async def dask_cluster(folder: Path, nodes: dict[str, Path]) -> AsyncIterator[Path]:
+    """A scheduler of Dask and a worker for each node, on loopback: where a client finds them. All
+    of them are ended and waited for on leaving."""
+    file = folder / "scheduler.json"
+    common = (
+        *(f"--scheduler-file={file}", "--host=127.0.0.1"),
+        *("--no-dashboard", "--dashboard-address=127.0.0.1:0"),
+    )
+    working = ("--nthreads=1", "--no-nanny", f"--local-directory={folder}", "--death-timeout=120")
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(partial(_lasting, folder, "dask_scheduler", *common, "--port=0"))
+        for name, where in nodes.items():
+            arguments = (*common, *working, f"--name={name}")
+            env = at_node(name, where)
+            nursery.start_soon(partial(_lasting, folder, "dask_worker", *arguments, env=env))
+        yield file
+        nursery.cancel_scope.cancel()
+
+
+async def _lasting(
+    folder: Path, program: str, *arguments: str, env: dict[str, str] | None = None
+) -> None:
+    """A program of Dask's, until cancelled; AssertionError when it ends before."""
+    said = folder / f"{program}.log"
+    with said.open("ab") as log:
+        await trio.run_process(
+            [sys.executable, "-m", f"distributed.cli.{program}", *arguments],
+            env=env,
+            stdout=log,
+            stderr=log,
+            check=False,
+            deliver_cancel=_kill,
+        )
+    raise AssertionError(said.read_text())
+
+
+async def _kill(process: trio.Process) -> None:
+    # Not asked first: a worker that is asked while its scheduler ends may wait for it for ever.
+    process.kill()
+
+
+async def test_dask_spreads_the_recipe_over_two_nodes_and_each_task_uses_its_nodes_daemon(
+    tmp_path: Path,
+) -> None:
+    with trio.fail_after(SECONDS_MAX):
+        async with (
+            node("one", tmp_path) as one,
+            node("two", tmp_path) as two,
+            dask_cluster(tmp_path, {"one": one, "two": two}) as scheduler,
+        ):
+            # The client is on neither node: no task can have run in its process.
+            done = await trio.run_process(
+                [
+                    *(sys.executable, str(EXAMPLES / "dask_recipe.py")),
+                    *(f"--scheduler-file={scheduler}", f"--image={IMAGE}", "--tasks=8"),
+                ],
+                env=at_node("none", tmp_path / "nothing.sock"),
+                capture_stdout=True,
+            )
+    lines = Counter(done.stdout.decode().splitlines())
+    assert lines == {"one: sandbox of one": 4, "two: sandbox of two": 4}

@@ -13,6 +13,7 @@ from sbxd.egress.host_network import (
     read_prefixes,
     routes_of,
 )
+from tests.pacing import next_look
 
 NEW_ADDRESS, NEW_ROUTE = 20, 24
 UNICAST, LOCAL, BLACKHOLE = 1, 2, 6
@@ -116,7 +117,7 @@ async def test_an_address_that_the_host_gets_is_known_at_once() -> None:
         try:
             with trio.fail_after(30):
                 while not known():
-                    await trio.lowlevel.checkpoint()
+                    await next_look()
         finally:
             await change("del")
         nursery.cancel_scope.cancel()

@@ -108,7 +108,6 @@ LITERAL_EXCEPTIONS = {
     ("sbxd.jail.build", "/dev/null"): "init's own stdin, before it has a root of its own",
     ("sbxd.jail.mounts", "/dev/"): "the host's device nodes, cloned one by one into the new /dev",
     ("sbxd.jail.mounts", "/proc/self/fd"): INSIDE + "what /dev/fd points to",
-    ("sbxd.jail.label", "/proc"): INSIDE + "the child's own /proc, proven to be proc",
     ("sbxd.jail.workload", "/proc/self/oom_score_adj"): INSIDE + "the child's own /proc",
     ("sbxd.launcher.kernel.oci_spec", "/proc"): INSIDE + "the guest's own",
     ("sbxd.launcher.kernel.oci_spec", "/sys"): INSIDE + "the guest's own",

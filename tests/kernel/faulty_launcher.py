@@ -24,7 +24,7 @@ EFFECTS: tuple[tuple[Any, tuple[str, ...]], ...] = (
           "posix_fallocate", "rename", "rmdir", "symlink", "unlink")),
     (fcntl, ("flock", "ioctl")),
     (syscalls, ("capset", "clone3", "fsconfig", "fsmount", "fsopen", "keyctl_join_session_keyring",
-                "landlock_add_path", "landlock_create_ruleset", "landlock_restrict_self", "mount",
+                "landlock_add_path", "landlock_create_ruleset", "mount",
                 "mount_setattr", "move_mount", "open_tree", "openat2", "pivot_root", "prctl",
                 "seccomp_set_mode_filter", "setns", "syncfs", "umount2", "unshare")),
     (cgroup, ("kill", "read", "write")),

@@ -23,6 +23,7 @@ from sbxd.jail import build, construct, handshake, mounts, syscalls
 from sbxd.jail.plan import IdBlock, JailPlan
 from sbxd.jail.steps import JailError
 from sbxd.jail.steward_process import Serve
+from sbxd.launcher.kernel import static_program
 from sbxd.steward.server import serve
 
 CONTROL, INIT_CHANNEL, STEWARD_CHANNEL = 3, 4, 5
@@ -180,6 +181,7 @@ def main() -> None:
             steward_leaf_fd=tree.steward,
             init_channel_fd=INIT_CHANNEL,
             steward_channel_fd=STEWARD_CHANNEL,
+            command_program_fd=static_program.command(),
             seccomp_workload=bytes.fromhex(settings["seccomp_workload"]),
             seccomp_init=bytes.fromhex(settings["seccomp_init"]),
             seccomp_steward=bytes.fromhex(settings["seccomp_steward"]),

@@ -29,6 +29,7 @@ from sbxd.oci import media
 from sbxd.port.ids import EnvironmentId
 from sbxd.port.limits import MIB, IoCeilings, ResourceLimits
 from tests.kernel.image_layers import config_text
+from tests.pacing import next_look
 
 TAR = Path("/var/cache/sbxd-lab/image.tar")
 ENVIRONMENT = ((b"PATH", b"/usr/bin:/bin"), (b"HOME", b"/workspace"))
@@ -200,7 +201,7 @@ async def until(holds: Callable[[], object]) -> None:
     """Until the machine is in a state that nothing tells of, at most WAIT_SECONDS."""
     with trio.fail_after(WAIT_SECONDS):
         while not holds():
-            await trio.lowlevel.checkpoint()
+            await next_look()
 
 
 async def left_of(opened: NamespacesMechanism, environment_id: str) -> tuple[str, ...]:

@@ -18,6 +18,7 @@ from sbxd.port.errors import (
     RejectedCode,
     UnavailableCode,
 )
+from tests.pacing import next_look
 from tests.redteam.live import ADMIN_SOCKET, Live, live
 
 pytestmark = [pytest.mark.needs("lane-gvisor", "daemon")]
@@ -126,7 +127,7 @@ async def wait_file(environment: Live, name: str) -> None:
     """Until the workspace has it."""
     with trio.fail_after(30):
         while not [e for e in await environment.workspace.listdir(".") if e.path == name]:
-            await trio.lowlevel.checkpoint()
+            await next_look()
 
 
 async def test_a_sentry_that_ends_while_nothing_runs_is_a_lost_environment() -> None:

@@ -153,7 +153,8 @@ for name in os.listdir("/proc"):
         with open(f"/proc/{name}/status") as file:
             fields = dict(line.rstrip("\\n").split(":\\t", 1) for line in file if ":\\t" in line)
         if fields["Name"] == "sbx-relay":
-            relays.append([int(name), fields["Uid"].split()[0], fields["CapEff"]])
+            uid, kept = fields["Uid"].split()[0], (fields["CapEff"], fields["Seccomp"])
+            relays.append([int(name), uid, *kept])
 tried = {}
 for pid, *_ in relays:
     tried = {name: attempt(open, f"/proc/{pid}/{name}", "rb") for name in ("mem", "fd/3", "fd/6")}
@@ -164,7 +165,7 @@ print(json.dumps([[each[1:] for each in relays], sorted(set(tried.values())),
 """
     async with networked() as one:
         relays, refused, forks, alive = await looked(one, source)
-        assert relays == [["10002", "0" * 16]]
+        assert relays == [["10002", "0" * 16, "2"]]
         assert "ok" not in refused
         assert "EPERM" in refused
         assert forks == 63

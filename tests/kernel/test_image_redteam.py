@@ -1,6 +1,7 @@
 """A corpus of hostile layers. Each is refused whole or laid harmlessly, what it aims at outside is
 untouched, and beside each a neighbour that differs in the attack alone unpacks."""
 
+import errno
 import gzip
 import io
 import os
@@ -233,7 +234,7 @@ def test_a_bomb_that_announces_little_is_stopped_by_what_it_gives(
     state: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Zeros behind the end mark are no entry, and are counted all the same."""
-    monkeypatch.setattr(images, "BYTES_MAX", 8 * 2**20)
+    monkeypatch.setattr(image_tar, "BYTES_MAX", 8 * 2**20)
     for size, fits in ((2**20, True), (64 * 2**20, False)):
         layer = tar_of((entry("x"), b"x")) + bytes(size)
         digest = put_image(state, layer, compression=Compression.GZIP)
@@ -249,10 +250,10 @@ def test_an_image_may_take_only_so_much_over_all_its_layers(
     what: str, state: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if what == "entries":
-        monkeypatch.setattr(images, "ENTRIES_MAX", 10)
+        monkeypatch.setattr(image_tar, "ENTRIES_MAX", 10)
         layers = [tar_of(*((entry(f"{n}-{i}"), b"") for i in range(4))) for n in range(3)]
     else:
-        monkeypatch.setattr(images, "BYTES_MAX", 200_000)
+        monkeypatch.setattr(image_tar, "BYTES_MAX", 200_000)
         layers = [tar_of((entry(f"{n}"), bytes(80_000))) for n in range(3)]
     images.unpack(put_image(state, *layers[:2]))
     with pytest.raises(ValueError, match=r"layer 3 is refused.*too large"):
@@ -268,6 +269,25 @@ def test_an_image_never_takes_all_that_is_free(
         images.unpack(digest)
     monkeypatch.undo()
     monkeypatch.setattr(hostpaths, "STATE_DIRECTORY", str(state))
+    images.unpack(digest)
+
+
+@pytest.mark.parametrize("what", ["bytes_kept", "entries_kept"])
+def test_what_others_take_of_the_disk_meanwhile_is_not_this_images(
+    what: str, state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two that are unpacked side by side had both been promised the same free space."""
+    digest = put_image(state, tar_of((entry("x"), b"x")))
+    of_the_disk = image_tar.room_of
+    taken = {"value": 2**60}
+    monkeypatch.setattr(
+        images, "room_of", lambda *given: of_the_disk(*given)._replace(**{what: taken["value"]})
+    )
+    with pytest.raises(OSError, match="No space left") as caught:
+        images.unpack(digest)
+    assert caught.value.errno == errno.ENOSPC
+    assert not list((state / "unpacked").glob("*"))
+    taken["value"] = 1
     images.unpack(digest)
 
 

@@ -340,7 +340,7 @@ def test_a_stream_that_is_a_socket_is_refused(built: Environment) -> None:
     one, two = socket.socketpair()
     null = os.open("/dev/null", os.O_RDWR)
     built.send(Run(number, b".", (b"true",), ENVIRONMENT, b"/usr/bin"), null, one.fileno(), null)
-    assert built.receive_about(number) == RunFailed(number, errno.EINVAL, "take_the_streams")
+    assert built.receive_about(number) == RunFailed(number, errno.EINVAL, "take_the_pipes")
     one.close()
     two.close()
     os.close(null)

@@ -91,7 +91,7 @@ def test_the_end_of_its_channel_ends_the_steward_and_not_init(built: Environment
     assert not built.init_ended(0.05)
 
 
-def test_init_is_hidden_and_keeps_only_its_channel_and_the_null_device(
+def test_init_is_hidden_and_keeps_its_channel_its_commands_program_and_the_null_device(
     built: Environment,
 ) -> None:
     pid = built.facts["init"]
@@ -99,7 +99,7 @@ def test_init_is_hidden_and_keeps_only_its_channel_and_the_null_device(
         os.readlink(f"/proc/{pid}/fd/{name}").split(":")[0]
         for name in os.listdir(f"/proc/{pid}/fd")
     )
-    assert kinds == ["/dev/null", "/dev/null", "/dev/null", "anon_inode", "socket"]
+    assert kinds == ["/dev/null", "/dev/null", "/dev/null", "/memfd", "anon_inode", "socket"]
     assert os.stat(f"/proc/{pid}/environ").st_uid == 0, "not dumpable: the file is the host root's"
     status = built.status("init")
     assert status["NSpid"].split()[1:] == ["1"]

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from sbxd.launcher.kernel import hostpaths
 from tests.kernel.jail_environment import Environment, environment, filter_refusing
 from tests.lab.features import landlock_version
 
@@ -209,26 +210,49 @@ def test_a_profile_that_is_not_loaded_stops_the_command_before_it_is_one() -> No
         assert (failed.step, failed.errno) == ("take_a_label_on_exec", errno.ENOENT)
 
 
-FALSE_PROC = """
-import os, subprocess
-from sbxd.jail import label
-subprocess.run(["mount", "-t", "tmpfs", "none", "/proc"], check=True)
-folder = f"/proc/{os.getpid()}/attr/apparmor"
-os.makedirs(folder)
-open(f"{folder}/exec", "w").close()
-try:
-    label.set_label_on_exec("sbxd-workload")
-except OSError as problem:
-    print(problem.errno, repr(open(f"{folder}/exec").read()))
+# As init's child would: its parent is process 1.
+LABELLED = """
+import fcntl, os, socket, subprocess, sys
+program, is_false = sys.argv[1], sys.argv[2] == "false"
+if is_false:
+    subprocess.run(["mount", "-t", "tmpfs", "none", "/proc"], check=True)
+    for pid in range(1, 32):
+        os.makedirs(f"/proc/{pid}/attr/apparmor")
+        open(f"/proc/{pid}/attr/apparmor/exec", "w").close()
+reading, writing = os.pipe()
+ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+pid = os.fork()
+if pid == 0:
+    held = [fcntl.fcntl(each, fcntl.F_DUPFD_CLOEXEC, 10) for each in (writing, theirs.fileno())]
+    for target, descriptor in zip((3, 4), held):
+        os.dup2(descriptor, target)
+    os.execv(program, ["sbx-command", "sbxd-no-such-profile", ""])
+os.close(writing)
+print(*os.read(reading, 100).decode().split("\\0"))
+os.waitpid(pid, 0)
+if is_false:
+    print(*{open(f"/proc/{pid}/attr/apparmor/exec").read() for pid in range(1, 32)})
 """
+
+
+def told_of_a_label(proc: str) -> str:
+    """What a command's process says of a label that no kernel has, and what was written."""
+    unshare = ("unshare", "--mount", "--propagation", "private", "--pid", "--fork", "--mount-proc")
+    command = [*unshare, sys.executable, "-c", LABELLED, hostpaths.guest_init(), proc]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=REPOSITORY)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 @pytest.mark.needs("root", "systemd")
 @pytest.mark.case("ESC-05")
 def test_a_label_is_never_written_to_a_false_proc() -> None:
-    command = ["unshare", "--mount", "--propagation", "private", sys.executable, "-c", FALSE_PROC]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=REPOSITORY)
-    assert done.stdout == f"{errno.EXDEV} ''\n", done.stderr
+    assert told_of_a_label("false") == f"take_a_label_on_exec {errno.EXDEV}\n\n"
+
+
+@pytest.mark.needs("root", "systemd")
+def test_the_true_proc_is_told_of_the_label_so_the_false_one_is_told_apart() -> None:
+    assert told_of_a_label("true") == f"take_a_label_on_exec {errno.ENOENT}\n"
 
 
 @pytest.mark.also("qemu")

@@ -6,6 +6,8 @@ leaves out one step of the confinement, and none of them may hand out a slot.
 
 import os
 import platform
+import re
+import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -36,6 +38,7 @@ in_a_lane = pytest.mark.needs("systemd", "cgroup2", "root", "image", "loop", "id
 in_uml = pytest.mark.needs("systemd", "cgroup2", "root", "image", "apparmor")
 
 REPOSITORY = Path(__file__).resolve().parents[2]
+GUEST = REPOSITORY / "guest"
 PROFILE = REPOSITORY / "apparmor" / apparmor.WORKLOAD_PROFILE
 IDS = IdBlock(1_900_000_000)
 INIT = {"Seccomp_filters": "3"}
@@ -136,20 +139,42 @@ def test_there_is_a_canary_for_every_machine_that_the_jail_knows() -> None:
 FAULTY = """
 import sys
 from sbxd.jail import workload
-left_out = set(sys.argv.pop(1).split(","))
-for name in ("PARK_STEPS", "RUN_STEPS"):
-    steps = getattr(workload, name)
-    setattr(workload, name, tuple(s for s in steps if s.__name__ not in left_out))
+from sbxd.launcher.kernel import hostpaths
+left_out, program = set(sys.argv.pop(1).split(",")), sys.argv.pop(1)
+workload.PARK_STEPS = tuple(s for s in workload.PARK_STEPS if s.__name__ not in left_out)
+hostpaths.guest_init = lambda: program
 from sbxd.launcher.__main__ import main
 main()
 """
+
+
+def program_without(directory: Path, steps: str) -> str:
+    """guest/init.c, compiled without these of a command's steps."""
+    source = directory / "guest"
+    shutil.copytree(GUEST, source)
+    header = source / "command.h"
+    lines = header.read_text().splitlines(keepends=True)
+    names = [re.fullmatch(r"    STEP\((\w+)\),\n", line) for line in lines]
+    left_out = set(steps.split(","))
+    header.write_text(
+        "".join(
+            f"    /* {line.strip()} */\n" if name is not None and name[1] in left_out else line
+            for line, name in zip(lines, names, strict=True)
+        )
+    )
+    program = directory / "sbx-guest-init"
+    build = (source / "build.sh").read_text().replace("-Werror", "-Werror -Wno-unused-function")
+    (source / "build.sh").write_text(build)
+    subprocess.run(["sh", source / "build.sh", program], check=True)
+    return str(program)
 
 
 def prepared_by_a_launcher_without(
     directory: Path, image: str, steps: str
 ) -> tuple[LauncherReply, str]:
     environment_id = subject.fresh_id()
-    with subject.launcher(directory, ("-c", FAULTY, steps)) as faulty:
+    program = program_without(directory, steps)
+    with subject.launcher(directory, ("-c", FAULTY, steps, program)) as faulty:
         client = Client(faulty)
         reply, _ = client.ask(prepare(image, environment_id))
         client.close()
@@ -218,7 +243,8 @@ async def test_a_layer_that_did_not_take_is_no_common_failure(
     tmp_path: Path, image: str, left_out: str, step: str
 ) -> None:
     profile = SlotProfile(image, subject.LIMITS)
-    with subject.launcher(tmp_path, ("-c", FAULTY, left_out)) as faulty:
+    program = program_without(tmp_path, left_out)
+    with subject.launcher(tmp_path, ("-c", FAULTY, left_out, program)) as faulty:
         async with subject.mechanism(faulty) as opened:
             with pytest.raises(ConfinementMismatch) as caught:
                 await opened.prepare(subject.fresh_id(), profile, back_stop_seconds=600)

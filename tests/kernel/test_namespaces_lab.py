@@ -3,7 +3,7 @@
 import os
 import signal
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -11,8 +11,9 @@ import msgspec
 import pytest
 import trio
 
+from sbxd.jail.frames import Run, RunFailed
 from sbxd.launcher.kernel import hostpaths
-from sbxd.mechanism.namespaces_sandbox import NamespacesSandbox
+from sbxd.mechanism.namespaces_sandbox import PARKED_LOST_MAX, NamespacesSandbox
 from sbxd.mechanism.protocol import (
     CommandExit,
     CommandNotStarted,
@@ -22,8 +23,10 @@ from sbxd.mechanism.protocol import (
     SlotProfile,
     StartFailure,
 )
+from sbxd.mechanism.starting import NeverReleased
 from tests.kernel import launcher_subject as subject
 from tests.kernel.launcher_subject import ENVIRONMENT, LIMITS, Launcher
+from tests.pacing import next_look
 
 pytestmark = pytest.mark.needs("cgroup2", "idmap", "image", "loop", "root", "systemd")
 SHOWN = (
@@ -106,6 +109,35 @@ async def test_a_command_that_cannot_start_is_a_typed_refusal_and_the_next_one_r
             await slot.start(CommandSpec((argv,), ENVIRONMENT, directory, b""))
         assert caught.value.failure is failure
         assert (await subject.run(slot, "true")).end.exit_code == 0
+
+
+@pytest.mark.parametrize("deaths", [1, PARKED_LOST_MAX, PARKED_LOST_MAX + 1])
+async def test_a_process_that_dies_as_a_command_takes_it_is_replaced_so_often(
+    launcher: Launcher, image: str, deaths: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with subject.mechanism(launcher) as opened, subject.sandbox(opened, image) as slot:
+        assert (await subject.run(slot, "true")).end.exit_code == 0
+        say, left = slot._init.run, [deaths]
+
+        async def say_to_the_dead(run: Run, streams: Sequence[int]) -> RunFailed | None:
+            if left[0]:
+                left[0] -= 1
+                leaf = box(slot) / f"exec-{run.number}"
+                (leaf / "cgroup.kill").write_text("1")
+                while processes(leaf):
+                    await next_look()
+            return await say(run, streams)
+
+        monkeypatch.setattr(slot._init, "run", say_to_the_dead)
+        # What would be there twice if anything had been executed.
+        script = "echo one >> file; cat file"
+        if deaths > PARKED_LOST_MAX:
+            with pytest.raises(NeverReleased):
+                await subject.run(slot, "sh", "-c", script)
+        else:
+            done = await subject.run(slot, "sh", "-c", script)
+            assert (done.end.exit_code, done.stdout) == (0, b"one\n")
+        assert left == [0]
 
 
 @pytest.mark.case("RES-06")

@@ -35,7 +35,8 @@ CHANNELS = {
 _DISKS = {
     "container": ("8G", ("mkfs.ext4", "-q", "-E", "nodiscard")),
     "uml": ("6G", ("mkfs.xfs", "-q")),
-    "qemu": ("6G", ("mkfs.xfs", "-q")),
+    # As a small host's: the pool of the installed configuration, 4 workspaces of 4 GiB, has room.
+    "qemu": ("32G", ("mkfs.xfs", "-q")),
 }
 _UNSHARE = ("unshare", "--mount", "--propagation=private", "--pid", "--fork", "--kill-child")
 

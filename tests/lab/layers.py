@@ -125,6 +125,8 @@ def package_parts(wanted: Path, builders: Path, guest: Path, place: Path, say: S
         "build.sh": guest / "build.sh",
         "init.c": guest / "init.c",
         "relay.h": guest / "relay.h",
+        "relay_filter.h": guest / "relay_filter.h",
+        "command.h": guest / "command.h",
     }
     modules = shlex.quote(str(place / "python"))
     # Without debugging information nothing of the folder that they are compiled in is left.

@@ -20,6 +20,7 @@ from sbxd.__main__ import PriorityPrefix, read_credential
 from sbxd.client.remote import connect
 from sbxd.daemon import LAUNCHER_SECONDS, CannotStart, read_boot_id
 from sbxd.mechanism.protocol import Inventory
+from sbxd.notify import turn_away
 from sbxd.port.errors import ExecutionUnavailable, UnavailableCode
 from tests.lifecycle.double import MechanismDouble
 from tests.redteam.live import specification
@@ -139,6 +140,26 @@ def test_a_configuration_that_does_not_decode_is_refused(place: Place) -> None:
         _out, told = process.communicate(timeout=SECONDS_MAX)
         assert process.returncode == 2
         assert "namespaces" in told
+
+
+def test_who_waits_at_the_sockets_of_a_refused_start_is_turned_away(tmp_path: Path) -> None:
+    path = str(tmp_path / "listening.sock")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listening:
+        listening.bind(path)
+        listening.listen(8)
+        assert turn_away([listening.fileno()]) == 0
+        clients = [socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) for _ in range(3)]
+        for client in clients:
+            client.settimeout(SECONDS_MAX)
+            client.connect(path)
+        assert turn_away([listening.fileno()]) == 3
+        for client in clients:
+            with client:
+                assert client.recv(1) == b""
+        # The control: the socket is the service manager's, and takes the next one.
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as later:
+            later.connect(path)
+            assert turn_away([listening.fileno()]) == 1
 
 
 def test_without_a_launcher_it_fails_and_says_what_to_look_at(place: Place) -> None:

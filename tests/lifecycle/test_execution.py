@@ -6,7 +6,15 @@ import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from sbxd.audit.events import CommandFinished, CommandStarted, CommandUnfinished, DestroyReason
+from sbxd.audit.events import (
+    CommandFinished,
+    CommandStarted,
+    CommandUnfinished,
+    DestroyReason,
+    SandboxEscapeWasSuspected,
+)
+from sbxd.lifecycle.budgets import Budgets
+from sbxd.lifecycle.journal import JournalState
 from sbxd.mechanism.protocol import Changes, CommandExit, CommandNotStarted, Counters, StartFailure
 from sbxd.port.command import ChangeKind, FileChange, KillReason
 from sbxd.port.errors import (
@@ -18,7 +26,7 @@ from sbxd.port.errors import (
     UnavailableCode,
 )
 from sbxd.wire.messages import OutputStream
-from tests.lifecycle.double import Behaviour
+from tests.lifecycle.double import Behaviour, Script
 from tests.lifecycle.world import WORKER, command, open_world, spec
 
 
@@ -276,19 +284,69 @@ async def test_a_lost_init_is_environment_lost_and_ends_the_environment(
         assert world.consistent_and_empty()
 
 
-async def test_a_tree_that_survives_the_kill_is_an_escape_and_ends_the_environment(
+async def test_a_tree_that_outlives_every_attempt_to_destroy_it_is_an_escape_and_an_alert(
     tmp_path: Path, autojump_clock: MockClock
 ) -> None:
-    async with open_world(tmp_path) as world:
+    async with open_world(tmp_path, script=Script(destroy_failures=3)) as world:
         handle = await world.environments.provision(WORKER, spec())
         began = trio.current_time()
         with pytest.raises(SandboxEscapeSuspected) as suspected:
             await world.run(handle, Behaviour(seconds=1.0, dies=False))
         assert suspected.value.code is EscapeCode.PROCESS_SURVIVED
-        assert trio.current_time() - began == 6.0
+        assert trio.current_time() - began == 1.0 + 5.0 + sum(Budgets().destroy_retry_seconds)
         with pytest.raises(ExecutionRejected) as gone:
             await world.run(handle)
         assert gone.value.code is RejectedCode.ENVIRONMENT_GONE
+        await wait_all_tasks_blocked()
+        (alert,) = world.sink.of(SandboxEscapeWasSuspected)
+        assert alert.code is EscapeCode.PROCESS_SURVIVED
+        assert world.store.states() == {handle.environment_id: JournalState.QUARANTINED}
+
+
+@pytest.mark.parametrize("failures", [0, 2])
+async def test_a_tree_that_is_late_and_then_proven_dead_is_a_lost_environment_and_no_alert(
+    failures: int, tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    async with open_world(tmp_path, script=Script(destroy_failures=failures)) as world:
+        handle = await world.environments.provision(WORKER, spec())
+        with pytest.raises(ExecutionUnavailable) as lost:
+            await world.run(handle, Behaviour(seconds=1.0, dies=False))
+        assert lost.value.code is UnavailableCode.ENVIRONMENT_LOST
+        await wait_all_tasks_blocked()
+        assert world.consistent_and_empty()
+        assert world.sink.of(SandboxEscapeWasSuspected) == []
+        assert len(world.sink.of(CommandUnfinished)) == 1
+
+
+async def test_a_caller_that_hangs_up_does_not_hide_a_tree_that_survives(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    async with open_world(tmp_path, script=Script(destroy_failures=3)) as world:
+        handle = await world.environments.provision(WORKER, spec())
+        with trio.move_on_after(1):
+            await world.run(handle, Behaviour(seconds=None, dies=False))
+        await trio.sleep(60)
+        (alert,) = world.sink.of(SandboxEscapeWasSuspected)
+        assert alert.code is EscapeCode.PROCESS_SURVIVED
+
+
+async def test_nobody_waits_for_a_proof_when_the_mechanism_is_gone(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    async with open_world(tmp_path, script=Script(destroy_seconds=20)) as world:
+        handle = await world.environments.provision(WORKER, spec())
+        async with trio.open_nursery() as nursery:
+
+            @nursery.start_soon
+            async def run() -> None:
+                with pytest.raises(ExecutionUnavailable) as lost:
+                    await world.run(handle, Behaviour(seconds=1.0, dies=False))
+                assert lost.value.code is UnavailableCode.ENVIRONMENT_LOST
+
+            await trio.sleep(8)
+            began = trio.current_time()
+            await world.registry.abandon(within_seconds=10)
+            assert trio.current_time() == began
 
 
 @pytest.mark.case("API-13")

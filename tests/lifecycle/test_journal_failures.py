@@ -92,10 +92,13 @@ async def test_what_cannot_be_destroyed_then_is_marked_and_the_next_start_leaves
         left = dict(world.mechanism.existing)
     async with open_world(tmp_path) as later:
         later.mechanism.existing.update(left)
-        report = await later.environments.reconcile()
+        report = await later.reconciler.run(frozenset)
         assert report.destroyed == ()
         assert await later.reconciler.quarantined() == (handle.environment_id,)
         assert handle.environment_id in later.mechanism.existing
+        # The reaper's next pass proves it gone, the marker with it.
+        assert (await later.environments.reap()).released == (handle.environment_id,)
+        assert not list((tmp_path / "quarantine").iterdir())
 
 
 async def test_the_reserve_is_not_filled_from_a_journal_that_takes_nothing(

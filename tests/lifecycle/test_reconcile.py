@@ -64,7 +64,7 @@ async def test_a_start_removes_what_an_earlier_run_left(
         ]
 
 
-async def test_what_cannot_be_removed_is_quarantined_once_and_left_alone_after_that(
+async def test_what_cannot_be_removed_is_quarantined_once_however_often_it_is_tried_again(
     tmp_path: Path, autojump_clock: MockClock
 ) -> None:
     async with open_world(tmp_path, script=Script(destroy_failures=99)) as world:

@@ -13,7 +13,7 @@ import trio
 
 from sbxd.audit.events import AuditEvent
 from sbxd.audit.sink import AuditUnavailable, MemorySink
-from sbxd.lifecycle.budgets import Budgets
+from sbxd.lifecycle.budgets import Budgets, budgets_of
 from sbxd.lifecycle.commands import CommandRules
 from sbxd.lifecycle.environments import BridgeWorker, OutputSink, Peer, PeerRole
 from sbxd.lifecycle.journal import Durability, Journal, JournalStore, JournalUnwritable
@@ -206,7 +206,7 @@ async def open_world(
     store = open_store(directory, fail_write_at)
     sink = FlakySink(fail_emit_at)
     journal = Journal(store, inline)
-    budgets = budgets if budgets is not None else Budgets()
+    budgets = budgets if budgets is not None else budgets_of(settings.limits)
     numbers = itertools.count(1)
     parts = Parts(
         mechanism=mechanism,

@@ -36,14 +36,18 @@ _VOLATILE_RUN = ("/run/dbus", "/run/lock", "/run/log", "/run/systemd", "/run/ude
 # Made by whatever changes accounts, and left by it: the state before the last change.
 _BACKUPS = frozenset(f"/etc/{name}-" for name in ("passwd", "group", "shadow", "gshadow"))
 
+# systemd is asked first, is given its time, and is not taken for one that has nothing.
 _INVENTORY = f"""
+export SYSTEMD_BUS_TIMEOUT=300s
+units=$(systemctl list-units --all --plain --no-legend) || exit 1
+unit_files=$(systemctl list-unit-files --plain --no-legend) || exit 1
 find / \\( {" -o ".join(f"-path {path}" for path in (*_VOLATILE, *_VOLATILE_RUN))} \\) -prune \
     -o -print | sed 's/^/file /'
 getent passwd | sed 's/^/user /'
 getent group | sed 's/^/group /'
-systemctl list-units --all --plain --no-legend | awk '$2 != "not-found" {{print "unit", $1}}' |
+printf '%s\\n' "$units" | awk '$2 != "not-found" {{print "unit", $1}}' |
     grep -v '\\.device$'
-systemctl list-unit-files --plain --no-legend | awk '{{print "unit file", $1}}'
+printf '%s\\n' "$unit_files" | awk '{{print "unit file", $1}}'
 findmnt -rno TARGET | sed 's/^/mount /'
 find /sys/fs/cgroup -type d -name 'sbx*' | sed 's/^/cgroup /'
 losetup -nO BACK-MAJ:MIN,BACK-FILE | awk -v disk="$(mountpoint -d /var/lib/sbxd)" \

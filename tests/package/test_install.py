@@ -19,9 +19,7 @@ EXAMPLE = "/usr/share/doc/sbxd/examples/development.toml"
 CREDENTIAL = "/etc/sbxd/service-credential"
 TIMERS = ("sbxd-worker-artifacts.timer", "sbxd-reap.timer", "sbxd-metrics.timer")
 SOCKETS = ("sbxd.socket", "sbxd-admin.socket", "sbxd-launcher.socket")
-PROFILES = "/sys/kernel/security/apparmor/profiles"
 ACCEPTING = 'accept_missing_layers = ["apparmor"]'
-HUNGRY = ("python3", "-c", "x = bytearray(1 << 28)")
 GUEST = ("sbxctl", "run", "--mechanism", "gvisor", "--", "cat", "/proc/version")
 SLEEPER = "import time; print('up', flush=True); time.sleep(600)"
 
@@ -280,44 +278,3 @@ def test_a_purge_leaves_nothing_behind(story: Story) -> None:
 def test_the_package_shadows_nothing_of_the_system(story: Story) -> None:
     """Whatever was there before the installation is there after it."""
     assert story.before - story.installed == frozenset()
-
-
-@dataclass
-class Enforcing:
-    """What a host with AppArmor and every limit says."""
-
-    installed: Done
-    labels: Done
-    limits: Done
-    daemon: Done
-    purged: Done
-
-
-@pytest.fixture(scope="module")
-def enforcing(packages: Packages) -> Iterator[Enforcing]:
-    with booted("uml") as host:
-        host.apt("install", host.bring(packages.first)).ok()
-        installed = host.run("cat", PROFILES)
-        host.run("cp", EXAMPLE, "/etc/sbxd/config.toml").ok()
-        host.run("useradd", "--no-create-home", "--groups=sbxd-admin", "alice").ok()
-        host.run("systemctl", "start", "sbxd.service").ok()
-        host.as_user("alice", "sbxctl", "image", "import", IMAGE).ok()
-        labels = host.as_user("alice", "sbxctl", "run", "--", "cat", "/proc/self/attr/current")
-        limits = host.as_user("alice", "sbxctl", "run", "--memory=32M", "--", *HUNGRY)
-        daemon = host.shell("cat /proc/$(systemctl show -P MainPID sbxd)/attr/current")
-        host.apt("purge", "sbxd").ok()
-        yield Enforcing(installed, labels, limits, daemon, host.run("cat", PROFILES))
-
-
-def test_the_profiles_are_loaded_enforce_and_go_with_the_package(enforcing: Enforcing) -> None:
-    loaded = set(enforcing.installed.ok().splitlines())
-    assert {"sbxd (enforce)", "sbxd-workload (enforce)", "sbxd-launcher (unconfined)"} <= loaded
-    assert "sbxd" not in enforcing.purged.ok()
-
-
-def test_the_development_configuration_is_confined_and_limited_where_a_host_can(
-    enforcing: Enforcing,
-) -> None:
-    assert enforcing.daemon.ok().strip("\n\0") == "sbxd (enforce)"
-    assert enforcing.labels.ok().strip("\n\0") == "sbxd-workload (enforce)"
-    assert enforcing.limits.status == 231

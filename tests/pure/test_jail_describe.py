@@ -11,6 +11,9 @@ from sbxd.jail.describe import LISTS, describe
 from sbxd.jail.plan import IdBlock, JailPlan
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "jail-plan.txt"
+COMMAND_H = Path(__file__).parents[2] / "guest" / "command.h"
+STEPS_OF_C = re.compile(r"^    STEP\((\w+)\),$", re.M)
+TWICE = frozenset({"die_with_init"})  # a change of credentials clears it
 PLAN = JailPlan(
     environment_id="env-1",
     hostname="sandbox",
@@ -22,6 +25,7 @@ PLAN = JailPlan(
     steward_leaf_fd=14,
     init_channel_fd=15,
     steward_channel_fd=16,
+    command_program_fd=17,
     seccomp_workload=b"",
     seccomp_init=b"",
     seccomp_steward=b"",
@@ -46,21 +50,28 @@ def test_the_order_of_construction_is_the_golden_one() -> None:
         (build, "INIT_STEPS"),
         (steward_process, "STEWARD_STEPS"),
         (workload, "PARK_STEPS"),
-        (workload, "RUN_STEPS"),
+        (workload, "COMMAND_STEPS"),
     ],
 )
 def test_the_docstring_numbers_the_steps_that_run(module: ModuleType, name: str) -> None:
     match = re.search(rf"^{name}\b.*\n((?: *\d+\. \w+\n)+)", module.__doc__ or "", re.M)
     assert match is not None
     written = re.findall(r"^ *(\d+)\. (\w+)$", match[1], re.M)
-    assert written == [(str(n), s.__name__) for n, s in enumerate(getattr(module, name), 1)]
+    names = [
+        step[0] if isinstance(step, tuple) else step.__name__ for step in getattr(module, name)
+    ]
+    assert written == [(str(n), name) for n, name in enumerate(names, 1)]
+
+
+def test_the_program_of_a_command_takes_the_steps_that_are_written() -> None:
+    assert STEPS_OF_C.findall(COMMAND_H.read_text()) == [name for name, _ in workload.COMMAND_STEPS]
 
 
 def test_every_step_says_what_it_does_and_is_named_once_in_its_list() -> None:
     for _, steps in LISTS:
-        names = [step.__name__ for step in steps]
+        names = [name for name, _ in steps if name not in TWICE]
         assert len(set(names)) == len(names)
-        assert all((step.__doc__ or "").strip() for step in steps)
+        assert all(text.strip() for _, text in steps)
 
 
 def position(steps: tuple[object, ...], name: str) -> int:
@@ -68,11 +79,11 @@ def position(steps: tuple[object, ...], name: str) -> int:
 
 
 def test_the_filter_is_the_last_thing_before_the_program() -> None:
-    assert [step.__name__ for step in workload.RUN_STEPS[-4:]] == [
+    assert [name for name, _ in workload.COMMAND_STEPS[-4:]] == [
         "forbid_new_privileges",
         "confine_files",
         "confine_system_calls",
-        "execute",
+        "become_the_program",
     ]
 
 
@@ -101,4 +112,5 @@ def test_inits_order_keeps_what_depends_on_it(earlier: str, later: str) -> None:
     ],
 )
 def test_a_commands_order_keeps_what_depends_on_it(earlier: str, later: str) -> None:
-    assert position(workload.RUN_STEPS, earlier) < position(workload.RUN_STEPS, later)
+    names = [name for name, _ in workload.COMMAND_STEPS]
+    assert names.index(earlier) < len(names) - 1 - names[::-1].index(later)

@@ -64,6 +64,7 @@ PROBES: dict[str, list[tuple[int, ...]]] = {
             for value in (1, 2, 4, 15, 16, 22, 23, 24, 26, 28, 35, 38, 47, 53, 62, 0x53564D41)
         ),
         *((47, 2), (47, 3), (47, 4)),
+        *((47, 2, capability) for capability in (0, 5, 6, 7, 8, 21, 2**32 + 6)),
     ],
     "mknod": [(0, mode | 0o644) for mode in (0, 0x1000, 0x2000, 0x6000, 0x8000, 0xC000)],
     "mknodat": [(0, 0, mode | 0o644) for mode in (0, 0x1000, 0x2000, 0x6000, 0x8000, 0xC000)],

@@ -26,6 +26,7 @@ from sbxd.client.remote import RemoteExecutionEnvironment, connect
 from sbxd.port.environment import EnvironmentHandle, EnvironmentSpec
 from sbxd.port.errors import PortError
 from sbxd.port.limits import MIB, ResourceLimits
+from tests.pacing import next_look
 from tests.redteam.inventory import CGROUP, STATE, journal_states, wait_settled
 from tests.redteam.live import WORKER_SOCKET, Live, admin, specification
 
@@ -248,7 +249,7 @@ async def _restored() -> None:
                 async with admin() as client:
                     await client.describe()
             except PortError:
-                await trio.lowlevel.checkpoint()
+                await next_look()
             else:
                 return
 

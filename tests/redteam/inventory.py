@@ -20,6 +20,7 @@ from pathlib import Path
 
 import trio
 
+from tests.pacing import next_look
 from tests.redteam.live import admin
 
 CGROUP = Path("/sys/fs/cgroup")
@@ -210,7 +211,7 @@ async def wait_settled(*, within_seconds: float = 90) -> Kernel:
             ):
                 return now
             previous = now
-            await trio.lowlevel.checkpoint()
+            await next_look()
 
 
 def journal_states() -> dict[str, str]:
@@ -228,3 +229,14 @@ def quarantined_ids() -> set[str]:
     if not (STATE / "journal" / "journal.sqlite").exists():
         return set()
     return {name for name, state in journal_states().items() if state == "QUARANTINED"}
+
+
+def quarantined_after_a_pass() -> set[str]:
+    """As `quarantined_ids`, once the reaper has tried again to prove each of them gone."""
+
+    async def one_pass() -> None:
+        async with admin() as client:
+            await client.reap()
+
+    trio.run(one_pass)
+    return quarantined_ids()

@@ -29,6 +29,7 @@ from sbxd.port.environment import (
 from sbxd.port.ids import RunId, TenantId
 from sbxd.port.limits import MIB, EnvironmentBudgets, ResourceLimits
 from sbxd.probes.probe import PRELUDE
+from tests.pacing import next_look
 
 WORKER_SOCKET = "/run/sbxd/worker.sock"
 ADMIN_SOCKET = "/run/sbxd/admin.sock"
@@ -109,7 +110,7 @@ async def wait_process_on_the_host(marker: str) -> Path:
             found = _process_on_the_host(marker.encode())
             if found is not None:
                 return found
-            await trio.lowlevel.checkpoint()
+            await next_look()
 
 
 def _process_on_the_host(marker: bytes) -> Path | None:

@@ -18,6 +18,7 @@ from sbxd.port.errors import (
     WorkspaceError,
 )
 from sbxd.port.limits import MIB
+from tests.pacing import next_look
 from tests.redteam.live import Live, admin, live, wait_process_on_the_host
 
 pytestmark = [pytest.mark.needs("daemon"), pytest.mark.also("uml")]
@@ -70,7 +71,7 @@ if ctypes.CDLL(None).syscall(58) == 0:
             await wait_process_on_the_host(marker)
             with trio.fail_after(20):
                 while "D" not in states:
-                    await trio.lowlevel.checkpoint()
+                    await next_look()
                     states.extend(_states_in(environment.handle.environment_id))
 
         async with trio.open_nursery() as nursery:
@@ -185,7 +186,7 @@ async def test_destroying_in_the_middle_of_a_fork_bomb_ends_it_and_answers_once(
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(bomb)
                 while not await environment.workspace.listdir("."):
-                    await trio.lowlevel.checkpoint()
+                    await next_look()
                 await environment.remote.destroy(environment.handle)
         await environment.remote.destroy(environment.handle)
         async with admin() as client:

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 import trio
 
+from tests.pacing import next_look
 from tests.redteam.live import live
 
 pytestmark = [
@@ -78,5 +79,5 @@ os.kill(os.getpid(), 11)
     await trio.to_thread.run_sync(crash_on_the_host, tmp_path / "outside")
     with trio.fail_after(30):
         while not handler.crashes():
-            await trio.lowlevel.checkpoint()
+            await next_look()
     assert handler.crashes() == ["outside"], "the control alone"

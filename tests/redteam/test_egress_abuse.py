@@ -16,6 +16,7 @@ from sbxd.port.errors import BudgetExhausted
 from sbxd.port.limits import EnvironmentBudgets
 from tests.lab import internet as lab
 from tests.lab.internet import Internet
+from tests.pacing import next_look
 from tests.redteam.egress import CLIENT, CONFIGURATION, Networked, allowlist, configured, networked
 from tests.redteam.live import admin
 
@@ -41,13 +42,13 @@ def internet() -> Iterator[Internet]:
 async def until(holds: Callable[[], object]) -> None:
     with trio.fail_after(WAIT_SECONDS):
         while not holds():
-            await trio.lowlevel.checkpoint()
+            await next_look()
 
 
 async def until_ready(one: Networked) -> None:
     with trio.fail_after(WAIT_SECONDS):
         while not [each for each in await one.workspace.listdir(".") if each.path == "ready"]:
-            await trio.lowlevel.checkpoint()
+            await next_look()
 
 
 def tunnels() -> int:

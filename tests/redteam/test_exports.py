@@ -26,6 +26,7 @@ from sbxd.tools.run_artifacts import StoreOfRun
 from sbxd.tools.tool import ToolError, ToolName, ToolResult
 from sbxd.tools.toolbox import Toolbox
 from tests.artifacts.world import fetched
+from tests.pacing import next_look
 from tests.redteam.live import WORKER_SOCKET, default_image, specification
 
 pytestmark = [pytest.mark.needs("daemon"), pytest.mark.also("gvisor")]
@@ -102,7 +103,9 @@ os.symlink("folder", "way")
 os.symlink("/etc", "etc")
 os.mkfifo("fifo")
 socket.socket(socket.AF_UNIX).bind("socket")
-os.link("honest.txt", "second")
+open("first", "w").write("two names\\n")
+os.link("first", "second")
+open("copied", "w").write(open("second").read())
 try:
     os.link("/etc/passwd", "image")
     print("linked")
@@ -128,10 +131,14 @@ async def test_what_is_no_plain_file_of_the_volume_is_not_exported(tmp_path: Pat
                 assert "root:" not in await run.refused(path)
             for path in ("fifo", "socket", "folder", ".", "missing", "honest.txt/x"):
                 await run.refused(path)
+            for path in ("first", "second"):
+                assert "second name" in await run.refused(path)
         honest = await run.export("honest.txt")
         assert await run.bytes_of(honest) == HONEST
-        # A second name can only be one of the same volume: what it gives is that volume's.
-        assert await run.bytes_of(await run.export("second")) == HONEST
+        # The control: a copy has one name, and so has what has lost its other one.
+        assert await run.bytes_of(await run.export("copied")) == b"two names\n"
+        await run.python("import os; os.unlink('first')")
+        assert await run.bytes_of(await run.export("second")) == b"two names\n"
         assert (await run.bytes_of(await run.export("folder/inner.txt"))) == b"inner"
 
 
@@ -163,17 +170,16 @@ async def test_what_is_too_large_or_has_another_name_is_refused_and_nothing_is_g
 
 SWAP = """
 import os, time
-os.mkdir("a")
-with open("good", "w") as file:
-    file.write("good " * 200_000)
-os.symlink("/etc/passwd", "evil")
+for name in ("good", "next"):
+    with open(name, "w") as file:
+        file.write("good " * 200_000)
+os.rename("next", "target")
+os.symlink("/etc/passwd", "next")
 end, rounds = time.monotonic() + 8, 0
-os.link("good", "target")
 while time.monotonic() < end and not os.path.exists("stop"):
-    os.symlink("/etc/passwd", "next")
-    os.rename("next", "target")
-    os.link("good", "next")
-    os.rename("next", "target")
+    for one, other in (("target", "away"), ("next", "target"), ("target", "next"),
+                       ("away", "target")):
+        os.rename(one, other)
     rounds += 1
 print(rounds)
 """
@@ -226,7 +232,7 @@ async def test_what_is_swapped_or_changed_meanwhile_is_whole_or_refused(
         workspace = await run.scope.workspace()
         with trio.fail_after(60):
             while path not in {entry.path for entry in await workspace.listdir(".")}:
-                await trio.lowlevel.checkpoint()
+                await next_look()
         said: list[str] = []
         for _ in range(30):
             try:

@@ -14,6 +14,7 @@ import trio
 
 from sbxd.probes.network import PROBES
 from sbxd.probes.probe import Probe
+from tests.pacing import next_look
 from tests.redteam.live import Live, live, wait_process_on_the_host
 from tests.redteam.probing import find_nothing_wrong_on_either_side
 
@@ -56,7 +57,7 @@ time.sleep(600)
         nursery.start_soon(_run_until_cancelled, one, source)
         with trio.fail_after(30):
             while not [e for e in await one.workspace.listdir(".") if e.path == "ready"]:
-                await trio.lowlevel.checkpoint()
+                await next_look()
         look = (
             'tcp = attempt(connect, 2, ("127.0.0.1", 8099))\n'
             'answer([tcp, attempt(connect, 1, "\\0shared-name")])'

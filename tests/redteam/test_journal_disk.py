@@ -20,6 +20,7 @@ import trio
 from sbxd.client.remote import RemoteExecutionEnvironment, connect
 from sbxd.port.errors import ExecutionUnavailable, PortError, UnavailableCode
 from sbxd.wire.repair import ClearingWord
+from tests.pacing import next_look
 from tests.redteam.faults import DAEMON, SMALL
 from tests.redteam.inventory import STATE, wait_settled
 from tests.redteam.live import WORKER_SOCKET, Live, admin, default_image, specification
@@ -213,7 +214,7 @@ async def _quarantined(name: str) -> None:
                     ]
                 if (name, "QUARANTINED") in listed:
                     return
-            await trio.lowlevel.checkpoint()
+            await next_look()
 
 
 @pytest.mark.case("LIF-05")

@@ -23,8 +23,9 @@ from sbxd.client.authority import Admitted, LeaseAuthority
 from sbxd.policy.leases import run_key
 from sbxd.port.ids import EnvironmentId, RunId, TenantId
 from sbxd.port.leases import LeaseStanding
+from tests.pacing import next_look
 from tests.redteam.inventory import Kernel, take, wait_settled
-from tests.redteam.live import admin, wait_process_on_the_host
+from tests.redteam.live import admin
 
 pytestmark = [
     pytest.mark.needs("daemon"),
@@ -118,15 +119,26 @@ async def authority() -> AsyncIterator[LeaseAuthority]:
 async def working(run: str, marker: str, binds: str = "binds") -> AsyncIterator[Worker]:
     """A worker whose command runs."""
     process = await trio.lowlevel.open_process(
-        [sys.executable, "-c", WORKER, run, binds, marker], stdout=subprocess.PIPE
+        [sys.executable, "-c", WORKER, run, binds, marker],
+        stdout=subprocess.PIPE,
     )
     try:
         environment_id = await line_of(process)
-        await wait_process_on_the_host(marker)
+        await _wait_running(environment_id)
         yield Worker(process, EnvironmentId(environment_id))
     finally:
         process.kill()
         await process.wait()
+
+
+async def _wait_running(environment_id: str) -> None:
+    """Until it has a command. (A guest's kernel shows the host none of its processes.)"""
+    with trio.fail_after(30):
+        async with admin() as client:
+            while (environment_id, "RUNNING") not in {
+                (each.handle.environment_id, each.state) for each in await client.list()
+            }:
+                await next_look()
 
 
 async def passes() -> tuple[set[str], int]:

@@ -60,8 +60,8 @@ async def test_a_scope_that_is_stopped_under_a_command_is_told_as_lost() -> None
                 await wait_process_on_the_host("4001")
                 await systemctl("stop", scope)
         if results:
-            # The manager's SIGTERM had ended the command, and it was told, before the rest.
-            assert results[0].signal == signal.SIGTERM, results
+            # The manager's signal had ended the command, and it was told, before the rest.
+            assert results[0].signal in (signal.SIGTERM, signal.SIGKILL), results
             with trio.fail_after(60):
                 while not told:
                     await work()

@@ -16,6 +16,7 @@ import trio
 
 from sbxd.client.remote import connect
 from sbxd.port.errors import ExecutionUnavailable, UnavailableCode
+from tests.pacing import next_look
 from tests.redteam.faults import SMALL, ids_held
 from tests.redteam.inventory import CGROUP, Resident, out_of_place, residents, wait_settled
 from tests.redteam.live import WORKER_SOCKET, default_image, live, specification
@@ -41,7 +42,7 @@ async def test_every_slot_whose_process_is_killed_is_made_anew() -> None:
         os.kill(each.pid, signal.SIGKILL)
     with trio.fail_after(120):
         while {each.environment_id for each in before} & ids_held():
-            await trio.lowlevel.checkpoint()
+            await next_look()
     await wait_settled(within_seconds=180)
     assert out_of_place(residents(), ids_held()) == []
     assert len(parked()) == len(before)
@@ -54,11 +55,11 @@ async def test_an_environment_whose_next_process_is_killed_runs_its_next_command
             assert (await one.run("sh", "-c", f"exit {number}")).exit_code == number
             with trio.fail_after(60):
                 while not (victims := parked(name)):
-                    await trio.lowlevel.checkpoint()
+                    await next_look()
                 for victim in victims:
                     os.kill(victim.pid, signal.SIGKILL)
                 while {each.pid for each in parked(name)} <= {each.pid for each in victims}:
-                    await trio.lowlevel.checkpoint()
+                    await next_look()
         assert (await one.run("sh", "-c", "exit 9")).exit_code == 9
 
 

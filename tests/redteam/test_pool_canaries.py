@@ -11,6 +11,7 @@ import pytest
 import trio
 
 from sbxd.client.remote import connect
+from tests.pacing import next_look
 from tests.redteam.canaries import UNIQUE, Canaries, one_tenant, origins, tenant_command
 from tests.redteam.live import WORKER_SOCKET, admin, default_image, live, specification
 
@@ -28,7 +29,7 @@ async def wait_slot() -> None:
     async with admin() as operator:
         with trio.fail_after(60):
             while (await operator.describe()).reserve_ready == 0:
-                await trio.lowlevel.checkpoint()
+                await next_look()
 
 
 @pytest.mark.case("LIF-12")

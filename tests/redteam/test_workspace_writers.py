@@ -24,6 +24,7 @@ from sbxd.launcher.requests import VolumeSize
 from sbxd.port.command import KillReason
 from sbxd.port.errors import WorkspaceCode, WorkspaceError
 from sbxd.port.limits import MIB
+from tests.pacing import next_look
 from tests.redteam.live import LIMITS, live
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
@@ -113,7 +114,7 @@ time.sleep(3600)
                 nursery.start_soon(environment.python, source)
                 with trio.fail_after(60):
                     while not inside:
-                        await trio.lowlevel.checkpoint()
+                        await next_look()
                         for pid, inode in watch.take():
                             by_worker.add((pid, inode))
                             namespaces[pid] = user_namespace(pid)

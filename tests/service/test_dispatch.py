@@ -82,8 +82,29 @@ async def test_what_is_quarantined_is_shown_as_posture(autojump_clock: MockClock
 
         daemon.environments.describe = describe  # type: ignore[method-assign]
         described = await AdminClient(channel).describe()
-    assert [(item.name, item.state) for item in described.posture] == [("quarantine", "degraded")]
-    assert "a" * 32 in described.posture[0].detail
+    assert [(item.name, item.state) for item in described.posture] == [
+        ("audit", "ok"),
+        ("quarantine", "degraded"),
+    ]
+    assert "a" * 32 in described.posture[1].detail
+
+
+async def test_an_audit_that_takes_nothing_is_shown_as_posture_with_what_to_do(
+    autojump_clock: MockClock,
+) -> None:
+    async with memory_daemon(SCRIPT) as daemon, daemon.channel(Door.ADMIN) as channel:
+        admin = AdminClient(channel)
+        before = await admin.describe()
+        daemon.audit.fail()
+        (item,) = [item for item in (await admin.describe()).posture if item.name == "audit"]
+        daemon.audit.recover()
+        after = await admin.describe()
+    assert item.state == "missing"
+    assert "new work is refused" in item.detail
+    assert "what runs goes on" in item.detail
+    assert "systemctl status systemd-journald" in item.fix
+    # The control: with a journal there is nothing to do.
+    assert [item.state for item in (*before.posture, *after.posture)] == ["ok", "ok"]
 
 
 async def test_images_are_imported_listed_and_removed(autojump_clock: MockClock) -> None:

@@ -3,6 +3,8 @@
 import json
 import os
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -221,6 +223,11 @@ async def test_an_alias_that_is_unknown_lists_the_known_ones(tmp_path: Path) -> 
         (["exec", "0" * 32], "Missing argument"),
         (["exec", "0" * 32, "--"], "name a command"),
         (["image", "import", "/no/such/file"], "does not exist"),
+        (["image", "rm", "python"], "no digest: sha256: and 64 hex digits"),
+        (["inspect", "sbx-1"], "no id: 32 hex digits"),
+        (["exec", "sbx-1", "true"], "no id: 32 hex digits"),
+        (["shell", "sbx-1"], "no id: 32 hex digits"),
+        (["destroy", "0" * 32, "sbx-1"], "no id: 32 hex digits"),
         (["run", "--stdin", "/no/such/file", "true"], "/no/such/file"),
     ],
 )
@@ -315,13 +322,29 @@ async def test_a_missing_socket_names_the_unit_to_start(tmp_path: Path) -> None:
     assert "systemctl enable --now sbxd-admin.socket" in ran.stderr
 
 
-async def test_a_socket_that_nobody_serves_names_the_journal(tmp_path: Path) -> None:
+async def test_a_socket_that_nobody_serves_names_the_doctor_and_the_log(tmp_path: Path) -> None:
     path = tmp_path / "dead.sock"
     with socket.socket(socket.AF_UNIX) as bound:
         bound.bind(str(path))
         ran = await sbxctl("--socket", str(path), "ls")
     assert ran.code == Exit.UNAVAILABLE
-    assert "journalctl" in ran.stderr
+    assert "sbxctl doctor" in ran.stderr
+    assert "sbxctl logs daemon launcher" in ran.stderr
+
+
+def test_a_full_disk_is_no_fault_of_sbxctl(tmp_path: Path) -> None:
+    (tmp_path / "config.toml").write_text("")
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "sbxctl", "config", "show", str(tmp_path / "config.toml")],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=60,
+        )
+    assert done.returncode == Exit.INTERNAL
+    assert "could not be written" in done.stderr
+    assert "fault of sbxctl" not in done.stderr
 
 
 async def test_doctor_without_a_daemon_has_a_fix_for_each_thing_that_is_missing(
@@ -389,3 +412,4 @@ async def test_nothing_to_repair_is_said_so(tmp_path: Path) -> None:
     assert (reconciled.code, reconciled.stdout) == (0, b"nothing to repair\n")
     assert (listed.code, listed.stdout) == (0, b"nothing is quarantined\n")
     assert cleared.code == Exit.REJECTED
+    assert "sbxctl quarantine ls" in cleared.stderr

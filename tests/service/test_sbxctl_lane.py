@@ -240,9 +240,12 @@ def test_a_hostile_tar_is_refused_or_harmless(kind: str, tmp_path: Path) -> None
         assert ran.stdout == b""
 
 
-def test_the_default_image_cannot_be_removed_while_it_is_used() -> None:
+def test_an_image_is_removed_by_its_digest_alone() -> None:
     (image, *_) = json.loads(sbxctl("image", "ls", "--json").stdout)
     ran = sbxctl("image", "rm", "latest")
+    assert ran.code == Exit.USAGE
+    assert "sbxctl image ls" in ran.stderr
+    ran = sbxctl("image", "rm", "sha256:" + "0" * 64)
     assert ran.code == Exit.REJECTED
     assert sbxctl("run", "--image", image["digest"], "--", "true").code == 0
 

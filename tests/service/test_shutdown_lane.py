@@ -11,6 +11,7 @@ from sbxctl.exits import Exit
 from sbxd.client.remote import connect
 from sbxd.port.command import ExecutionCommand, ExecutionResult, KillReason
 from sbxd.port.errors import ExecutionUnavailable, ServiceShuttingDown
+from tests.pacing import next_look
 from tests.redteam.faults import main_pid
 from tests.redteam.inventory import wait_settled
 from tests.redteam.live import (
@@ -151,11 +152,11 @@ async def test_who_connects_while_the_service_is_restarted_waits_and_is_served()
             for _ in range(4):
                 nursery.start_soon(ask)
             while len(served) < 4:
-                await trio.lowlevel.checkpoint()
+                await next_look()
             await trio.run_process(["systemctl", "restart", "sbxd.service"])
             before = len(served)
             while len(served) < before + 4:
-                await trio.lowlevel.checkpoint()
+                await next_look()
             restarted.set()
     assert set(served) == {0}
     assert main_pid("sbxd.service") not in (0, old)

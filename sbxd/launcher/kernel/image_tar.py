@@ -15,6 +15,7 @@ import errno
 import os
 import stat
 from contextlib import suppress
+from typing import NamedTuple
 
 from sbxd.jail import syscalls
 from sbxd.oci.tar import DEPTH_MAX, PATH_BYTES_MAX, BadArchive, Entry, Kind, TarReader, safe_parts
@@ -53,6 +54,24 @@ def add_mount_points() -> None:
             raise UnsafeLayer(f"/{name} of the image is not a directory")
 
 
+class Room(NamedTuple):
+    """What is left for an image, and what it leaves free whoever else takes from the disk."""
+
+    entries: int
+    size_bytes: int
+    entries_kept: int
+    bytes_kept: int
+
+
+def room_of(root: int, share: float) -> Room:
+    """A share of what is free: no image fills the disk that everybody's state is on."""
+    free = os.fstatvfs(root)
+    entries = int(free.f_favail * share) if free.f_files else ENTRIES_MAX
+    bytes_free = free.f_bavail * free.f_frsize
+    kept = (int(free.f_favail * (1 - share)), int(bytes_free * (1 - share)))
+    return Room(min(entries, ENTRIES_MAX), min(int(bytes_free * share), BYTES_MAX), *kept)
+
+
 class Extractor:
     """Lays the entries of one layer. `entries` and `size_bytes` count what was taken.
 
@@ -60,12 +79,11 @@ class Extractor:
     whiteouts hide nothing.
     """
 
-    def __init__(self, root: int, *, lowest: bool, entries_max: int, bytes_max: int) -> None:
+    def __init__(self, root: int, room: Room, *, lowest: bool) -> None:
         self.entries = 0
         self.size_bytes = 0
         self._root = root
-        self._entries_max = min(entries_max, ENTRIES_MAX)
-        self._bytes_max = min(bytes_max, BYTES_MAX)
+        self._room = room
         self._modes: dict[bytes, tuple[int, int]] = {}
         # Of this layer: the parent's inode number and the name. None: nobody asks.
         self._own: set[tuple[int, bytes]] | None = None if lowest else set()
@@ -211,6 +229,7 @@ class Extractor:
         file = os.open(name, _NEW, 0o600, dir_fd=parent)
         try:
             while chunk := tar.read(_CHUNK_BYTES):
+                self._leave_room()
                 view = memoryview(chunk)
                 while view:
                     view = view[os.write(file, view) :]
@@ -259,8 +278,15 @@ class Extractor:
     def _charge(self, size: int) -> None:
         self.entries += 1
         self.size_bytes += size + ENTRY_BYTES
-        if self.entries > self._entries_max or self.size_bytes > self._bytes_max:
+        if self.entries > self._room.entries or self.size_bytes > self._room.size_bytes:
             raise UnsafeLayer("the image is too large for the space that it may take")
+        self._leave_room()
+
+    def _leave_room(self) -> None:
+        """Raises OSError(ENOSPC) when too little is free by now."""
+        free, room = os.fstatvfs(self._root), self._room
+        if free.f_bavail * free.f_frsize < room.bytes_kept or free.f_favail < room.entries_kept:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     # --- removing -----------------------------------------------------------------------------
 

@@ -4,8 +4,9 @@ Invariants: every byte that is parsed (manifest, configuration, layers) is hashe
 and unpacked, and the image is published only when each digest is right; layers are extracted by a
 child that is root of nothing but a user namespace whose ids are the image block's, with the target
 as its root directory and a cap on its memory; an image may take no more than a share of what is
-free; `complete` is written last, after which the tree never changes. What failed is removed at
-once, what was killed when it is next asked for: nothing half-unpacked is ever mounted.
+free, and several at once leave the rest of it; `complete` is written last, after which the tree
+never changes. What failed is removed at once, what was killed when it is next asked for: nothing
+half-unpacked is ever mounted.
 
 The owner `i` of an image's file is IMAGE_BASE + i on the disk.
 """
@@ -23,7 +24,7 @@ from typing import NoReturn
 from sbxd.jail import syscalls
 from sbxd.launcher.kernel import hostpaths, mounts, process, uids
 from sbxd.launcher.kernel.image_stream import LayerStream
-from sbxd.launcher.kernel.image_tar import BYTES_MAX, ENTRIES_MAX, Extractor, add_mount_points
+from sbxd.launcher.kernel.image_tar import Extractor, Room, add_mount_points, room_of
 from sbxd.oci import documents
 from sbxd.oci.documents import DOCUMENT_BYTES_MAX, Descriptor
 from sbxd.oci.media import Compression, compression_of
@@ -193,7 +194,7 @@ def _extract_all(store: int, target: str, blobs: int, layers: tuple[Layer, ...])
     root = os.open(target, os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW, dir_fd=store)
     text = mounts.map_text([(0, uids.IMAGE_BASE, uids.IMAGE_BLOCK_SIZE)])
     namespace = mounts.user_namespace(text)
-    room = _room(root)
+    room = room_of(root, _FREE_SHARE)
     try:
         for number, layer in enumerate(layers, start=1):
             place = _Place(root, namespace, number == 1, number == len(layers))
@@ -207,14 +208,6 @@ def _extract_all(store: int, target: str, blobs: int, layers: tuple[Layer, ...])
 
 
 @dataclass(frozen=True)
-class _Room:
-    """What is left for the image."""
-
-    entries: int
-    size_bytes: int
-
-
-@dataclass(frozen=True)
 class _Place:
     """Where a layer goes: the root directory, who extracts, and which of the layers it is."""
 
@@ -224,15 +217,7 @@ class _Place:
     is_last: bool
 
 
-def _room(root: int) -> _Room:
-    """A share of what is free, so that no image fills the disk that everybody's state is on."""
-    free = os.fstatvfs(root)
-    entries = int(free.f_favail * _FREE_SHARE) if free.f_files else ENTRIES_MAX
-    size_bytes = int(free.f_bavail * free.f_frsize * _FREE_SHARE)
-    return _Room(min(entries, ENTRIES_MAX), min(size_bytes, BYTES_MAX))
-
-
-def _extract(place: _Place, blobs: int, layer: Layer, room: _Room) -> _Room:
+def _extract(place: _Place, blobs: int, layer: Layer, room: Room) -> Room:
     """Feed one layer to a confined child and hash what it was fed; the room that is left."""
     blob = _open_blob(blobs, layer.blob.digest)
     if os.fstat(blob).st_size != layer.blob.size:
@@ -268,13 +253,13 @@ def _extract(place: _Place, blobs: int, layer: Layer, room: _Room) -> _Room:
     return _outcome(status, report, room)
 
 
-def _outcome(status: int, report: bytes, room: _Room) -> _Room:
+def _outcome(status: int, report: bytes, room: Room) -> Room:
     """What the child says is a hint for people and for the caps, and trusted no further."""
     if status == 0:
         taken = _TAKEN.fullmatch(report)
         if taken is None:
             raise BadArchive("it could not be extracted")
-        return _Room(room.entries - int(taken[1]), room.size_bytes - int(taken[2]))
+        return Room(room.entries - int(taken[1]), room.size_bytes - int(taken[2]), *room[2:])
     failed = _FAILED.fullmatch(report)
     if failed is not None:
         raise OSError(int(failed[1]), os.strerror(int(failed[1])))
@@ -283,7 +268,7 @@ def _outcome(status: int, report: bytes, room: _Room) -> _Room:
 
 
 def _child(
-    parent: int, place: _Place, source: int, tells: int, layer: Layer, room: _Room
+    parent: int, place: _Place, source: int, tells: int, layer: Layer, room: Room
 ) -> NoReturn:
     try:
         # Above all the other end of the pipe: an end of file that is held open here never comes.
@@ -301,12 +286,7 @@ def _child(
         syscalls.prctl(syscalls.PR_SET_NO_NEW_PRIVS, 1)
         os.fchdir(place.root)
         os.chroot(".")
-        extractor = Extractor(
-            place.root,
-            lowest=place.is_first,
-            entries_max=room.entries,
-            bytes_max=room.size_bytes,
-        )
+        extractor = Extractor(place.root, room, lowest=place.is_first)
         extractor.extract(TarReader(stream.read))
         if stream.finish() != layer.unpacked_digest:
             raise BadArchive("unpacked it is not what the configuration says")

@@ -11,12 +11,11 @@ import fcntl
 import os
 import stat
 import struct
-import subprocess
 from contextlib import suppress
 
 from sbxd.jail import syscalls
 from sbxd.jail.plan import WORKLOAD_ID
-from sbxd.launcher.kernel import hostpaths
+from sbxd.launcher.kernel import hostpaths, process
 from sbxd.launcher.requests import VolumeSize
 
 _SUFFIX = ".img"
@@ -94,25 +93,22 @@ def _image_bytes(size: VolumeSize) -> int:
 
 def _format(image: int, size: VolumeSize) -> None:
     owner = f"{WORKLOAD_ID}:{WORKLOAD_ID}"
-    command = (
-        *("mkfs.ext4", "-F", "-q", "-b", str(_BLOCK), "-I", str(_INODE), "-m", "0"),
+    command = [
+        *(_mkfs(), "-F", "-q", "-b", str(_BLOCK), "-I", str(_INODE), "-m", "0"),
         *("-N", str(size.inodes_max + _RESERVED_INODES), "-O", _FEATURES),
         *("-E", f"lazy_itable_init=1,nodiscard,root_owner={owner}"),
         hostpaths.descriptor_path(image),
-    )
-    done = subprocess.run(
-        command,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        pass_fds=(image,),
-        env={"PATH": hostpaths.SYSTEM_PATH, "LC_ALL": "C"},
-        timeout=_MKFS_SECONDS,
-        check=False,
-    )
-    if done.returncode != 0:
-        text = done.stderr.decode("ascii", "replace").strip().rpartition("\n")[2]
+    ]
+    environment = {"PATH": hostpaths.SYSTEM_PATH, "LC_ALL": "C"}
+    status, said = process.run(command, environment, _MKFS_SECONDS, 2, image)
+    if status != 0:
+        text = said.decode("ascii", "replace").strip().rpartition("\n")[2]
         raise OSError(errno.EIO, f"mkfs.ext4: {text[:200]}")
+
+
+def _mkfs() -> str:
+    found = [f"{each}/mkfs.ext4" for each in hostpaths.SYSTEM_PATH.split(":")]
+    return next((each for each in found if os.access(each, os.X_OK)), found[0])
 
 
 def _attach(directory: int, name: str, image: int) -> tuple[int, str]:

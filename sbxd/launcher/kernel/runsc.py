@@ -18,8 +18,6 @@ import os
 import select
 import signal
 import socket
-import subprocess
-import sys
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
@@ -135,16 +133,11 @@ def _examine(path: str) -> Runsc:
     finally:
         os.close(descriptor)
     try:
-        answer = subprocess.run(
-            [path, "--version"],
-            env={},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            check=True,
-            timeout=VERSION_SECONDS,
-        ).stdout
-    except subprocess.SubprocessError:
-        raise OSError(errno.ENOEXEC, "runsc does not tell its version") from None
+        status, answer = process.run([path, "--version"], {}, VERSION_SECONDS, 1)
+    except TimeoutError:
+        status, answer = 1, b""
+    if status != 0:
+        raise OSError(errno.ENOEXEC, "runsc does not tell its version")
     version = answer.decode("ascii", "replace").partition("\n")[0].rpartition(" ")[2][:64]
     return Runsc(path, digest.hexdigest(), version, identity)
 
@@ -277,7 +270,8 @@ def _child(what: Boot, gate: Gate, root: int, program: int) -> NoReturn:
         )
     except BaseException as problem:
         with suppress(OSError):
-            os.write(journal, f"before runsc: {type(problem).__name__}: {problem}\n".encode())
+            os.dup2(journal, 2)
+            process.say(process.ERROR, f"before runsc: {type(problem).__name__}: {problem}")
         os._exit(1)
 
 
@@ -312,7 +306,7 @@ def _tell(root: int) -> None:
     """What runsc said goes to the launcher's journal, never into a reply."""
     with suppress(OSError), open("log", "rb", opener=_below(root)) as file:
         text = file.read()[-_LOG_BYTES_MAX:].decode("utf-8", "replace")
-        print(f"runsc: {text!a}", file=sys.stderr, flush=True)
+        process.say(process.ERROR, f"runsc: {text!a}")
 
 
 def _below(root: int) -> Callable[[str, int], int]:

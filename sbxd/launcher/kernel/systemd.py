@@ -3,14 +3,24 @@
 The adapter for pystemd; its blocking calls run only in a forked helper, never in the launcher's
 loop. PID 1's private socket is used where it exists (root only, and no message bus in between),
 else the system bus. Deliberately absent: any change of a live unit
-but of its CPU weight, and any unit that is not ours.
+but of its CPU weight, and any unit that is not ours; and lxml, which pystemd loads to read what
+PID 1 says of its own interfaces: the host's root has no use for a parser of XML, and each of its
+forks would copy it.
 """
 
+import importlib.util
 import os
+import sys
 import time
+import types
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
+
+# pystemd's parts without what the package itself loads.
+if (_found := importlib.util.find_spec("pystemd")) is not None and "pystemd" not in sys.modules:
+    sys.modules["pystemd"] = types.ModuleType("pystemd")
+    sys.modules["pystemd"].__path__ = list(_found.submodule_search_locations or ())
 
 from pystemd.dbusexc import DBusBaseError, DBusNoSuchUnitError
 from pystemd.dbuslib import DBusAddress, apply_signature

@@ -1,0 +1,119 @@
+"""An operator makes a typo, sees it, corrects it: the service is not started for ever meanwhile,
+and who asks for work is turned away and not left waiting.
+"""
+
+import json
+import os
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from sbxctl.exits import Exit
+from tests.redteam.operator import CONFIGURATION, SERVICE, configured, now, said, start
+
+pytestmark = pytest.mark.needs("daemon", "root", "lane-container")
+
+TYPO = 'sandbox = "docker"\n'
+SOCKETS = ("sbxd.socket", "sbxd-admin.socket")
+PROFILES = Path("/etc/sbxd/seccomp")
+WEAKER = "weaker-than-ours"
+
+
+def run(*command: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, cwd="/")
+
+
+def shown(unit: str, setting: str) -> str:
+    return run("systemctl", "show", f"--property={setting}", "--value", unit).stdout.strip()
+
+
+def at_rest() -> None:
+    """Until the service has failed, nothing starts it and its sockets listen."""
+    while (
+        shown(SERVICE, "ActiveState") != "failed"
+        or [shown(each, "SubState") for each in SOCKETS] != ["listening"] * 2
+        or run("systemctl", "list-jobs", "--no-legend", SERVICE).stdout.strip()
+    ):
+        os.sched_yield()
+
+
+def test_a_typo_is_said_once_to_each_who_asks_and_corrected_without_a_word_to_systemd() -> None:
+    right = CONFIGURATION.read_text()
+    with configured(TYPO):
+        since = now()
+        assert start() != 0
+        assert shown(SERVICE, "ExecMainStatus") == "2"
+        # Not `auto-restart`: nothing starts it again by itself.
+        assert (shown(SERVICE, "ActiveState"), shown(SERVICE, "SubState")) == ("failed", "failed")
+        assert said(since).count("refusing to start") == 1
+
+        refused = run("sbxctl", "ls")
+        assert refused.returncode == Exit.UNAVAILABLE
+        assert "sbxctl doctor" in refused.stderr
+        at_rest()
+        # One start for that client, a second at most when it came as the first one ended.
+        assert 2 <= said(since).count("refusing to start") <= 3
+
+        doctor = run("sbxctl", "doctor", "--json")
+        assert doctor.returncode == Exit.HOST_DEGRADED
+        items = {each["name"]: each for each in json.loads(doctor.stdout)}
+        assert "namespaces" in items["configuration"]["detail"]
+        assert "sbxctl config check" in items["configuration"]["fix"]
+        assert "refused to start" in items["sbxd"]["detail"]
+        assert "systemctl restart sbxd" in items["sbxd"]["fix"]
+        at_rest()
+
+        # Corrected: the next client is served, as is `systemctl restart sbxd`.
+        CONFIGURATION.write_text(right)
+        served = run("sbxctl", "doctor", "--json")
+        items = {each["name"]: each for each in json.loads(served.stdout)}
+        assert items["sbxd"]["state"] == "ok"
+        assert shown(SERVICE, "ActiveState") == "active"
+        assert run("systemctl", "restart", SERVICE).returncode == 0
+
+
+def test_control_a_crash_is_followed_by_a_start() -> None:
+    assert start() == 0
+    before = shown(SERVICE, "MainPID")
+    assert run("systemctl", "kill", "--signal=KILL", SERVICE).returncode == 0
+    while shown(SERVICE, "ActiveState") != "active" or shown(SERVICE, "MainPID") == before:
+        os.sched_yield()
+    assert run("sbxctl", "ls").returncode == 0
+
+
+@contextmanager
+def a_profile_that_opens_more() -> Iterator[None]:
+    """The launcher refuses it, says so, and starts."""
+    shipped = json.loads(Path("/usr/share/sbxd/seccomp/workload.json").read_text())
+    existed = PROFILES.exists()
+    PROFILES.mkdir(mode=0o755, exist_ok=True)
+    file = PROFILES / f"{WEAKER}.json"
+    try:
+        more = {"comment": "More.", "names": ["ptrace"], "action": "SCMP_ACT_ALLOW"}
+        shipped["syscalls"].append(more)
+        file.write_text(json.dumps(shipped))
+        yield
+    finally:
+        file.unlink()
+        if not existed:
+            PROFILES.rmdir()
+        subprocess.run(["systemctl", "restart", "sbxd-launcher"], check=True, timeout=120)
+
+
+def test_the_launchers_lines_have_their_urgency_and_logs_filters_by_it() -> None:
+    with a_profile_that_opens_more():
+        since = run("date", "+%Y-%m-%dT%H:%M:%S").stdout.strip()
+        assert run("systemctl", "restart", "sbxd-launcher").returncode == 0
+        assert run("journalctl", "--sync").returncode == 0
+        lines = {
+            priority: run("sbxctl", "logs", "launcher", "-p", priority, "--since", since).stdout
+            for priority in ("err", "info")
+        }
+    assert f"profile {WEAKER} is refused" in lines["err"]
+    # The control: what is no error is there, and not among the errors.
+    assert "profile workload: sha256" in lines["info"]
+    assert "profile workload: sha256" not in lines["err"]
+    assert "<3>" not in lines["err"]
