@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from trio.testing import MockClock
+from trio.testing import MockClock, wait_all_tasks_blocked
 
 from sbxd.audit.events import EnvironmentQuarantined, OrphanDestroyed
 from sbxd.lifecycle.journal import JournalState
@@ -86,6 +86,8 @@ async def test_reconciling_while_serving_touches_nothing_that_is_owned(
         handle = await world.environments.provision(WORKER, spec())
         if not is_live:  # the positive control: what is not owned is taken
             await world.environments.destroy(WORKER, handle)
+            await wait_all_tasks_blocked()  # its record is written after the answer
+            assert not world.registry.owned()
             world.mechanism.existing = {handle.environment_id: ("scope",)}
         report = await world.environments.reconcile()
         assert report.destroyed == (() if is_live else (handle.environment_id,))
