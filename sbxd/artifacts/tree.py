@@ -172,6 +172,8 @@ class ArtifactTree:
                 raise ObjectMissing from None
             try:
                 facts = os.fstat(object_fd)
+                if not facts.st_nlink:  # removed since it was opened
+                    raise ObjectMissing
                 self._judge_file(facts)
             except BaseException:
                 os.close(object_fd)
@@ -214,6 +216,8 @@ class ArtifactTree:
     def _unlink(self, folder_fd: int, name: str) -> None:
         try:
             facts = os.stat(name, dir_fd=folder_fd, follow_symlinks=False)
+            if not facts.st_nlink:  # removed by another since it was found
+                return
             self._judge_file(facts)
             os.unlink(name, dir_fd=folder_fd)
         except FileNotFoundError:

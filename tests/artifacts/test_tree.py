@@ -4,6 +4,7 @@ import errno
 import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -162,6 +163,36 @@ def test_what_is_no_object_of_ours_is_neither_read_nor_removed(
     assert os.path.lexists(place)
     assert canary.read_bytes() == b"canary"
     tree.close()
+
+
+@pytest.mark.parametrize("call", ["stat", "fstat"])
+def test_what_another_removes_while_it_is_looked_at_is_gone_and_not_refused(
+    call: str, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two sweeps, or a sweep and a reader: a file that was found has no name a moment later."""
+    tree = ArtifactTree(root, STORE)
+    _, key = put(tree)
+    path = root / "objects" / key
+    inode, fstat, seen = path.stat().st_ino, os.fstat, list[int]()
+
+    def removed_meanwhile(what: str | int, **options: Any) -> os.stat_result:
+        if isinstance(what, int) and fstat(what).st_ino != inode:
+            return fstat(what)  # of a folder on the way
+        monkeypatch.undo()
+        with path.open("rb") as file:
+            path.unlink()
+            facts = fstat(file.fileno())
+        seen.append(facts.st_nlink)
+        return facts
+
+    monkeypatch.setattr(os, call, removed_meanwhile)
+    if call == "stat":
+        tree.remove(key)
+    else:
+        with pytest.raises(ObjectMissing):
+            tree.open_object(key)
+    assert seen == [0]
+    assert put(tree)
 
 
 def test_a_link_in_the_place_of_what_is_received_is_not_written_through(
