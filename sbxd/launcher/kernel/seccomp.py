@@ -2,28 +2,29 @@
 
 A profile is OCI-format JSON: an allowlist with default ERRNO(ENOSYS). One reading is added to
 that format: an entry without `args`, beside entries with `args` for the same syscall, means
-"otherwise" (libseccomp alone would let it swallow the others). The compiler turns it into the
-exact complement of the conditional entries.
+"otherwise": it answers what meets none of them.
 
 Invariants: the native architecture only; a call of any other architecture, x32 included, kills
-the process; a name unknown to the installed libseccomp is reported and falls under the default.
+the process; a name unknown to the installed libseccomp, which knows the numbers, is reported and
+falls under the default.
 Deliberately absent: loading a filter (a child does that, from these bytes).
 """
 
-import os
+import platform
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from hashlib import sha256
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 import pyseccomp
 
 from sbxd.launcher.kernel import hostpaths
+from sbxd.launcher.kernel.seccomp_program import Call, assemble
 
 WORD = 0xFFFF_FFFF_FFFF_FFFF
-_BYTES_MAX = 4096 * 8  # the kernel's limit: 4096 instructions of 8 bytes
+_UNKNOWN = -1  # to libseccomp: of no architecture
 
 
 class ProfileError(ValueError):
@@ -40,11 +41,10 @@ class ProfileName(StrEnum):
 
 @dataclass(frozen=True)
 class CompiledProfile:
-    """bpf: struct sock_filter[], native byte order. pfc: the same as readable text. unknown:
-    names that this libseccomp does not know; they get the default action."""
+    """bpf: struct sock_filter[], native byte order. unknown: names that this libseccomp does not
+    know; they get the default action."""
 
     bpf: bytes
-    pfc: str
     unknown: tuple[str, ...]
 
     @property
@@ -113,7 +113,7 @@ class _Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 Test = tuple[int, int]  # mask, value
 Condition = Mapping[int, Test]  # argument index -> test; all of them hold
-Rule = tuple[int, Condition]  # libseccomp's action, and when
+Rule = tuple[int, Condition]  # the kernel's action, and when
 AT_LEAST = -1  # in place of a mask: the argument is at least `value`
 
 
@@ -126,36 +126,35 @@ def profile_text(name: ProfileName) -> bytes:
 def compile_profile(text: bytes) -> CompiledProfile:
     """The program of a profile.
 
-    Raises ProfileError (the text is not a profile, or says two things about one call) and
-    OSError (libseccomp's refusal).
+    Raises ProfileError: the text is not a profile, says two things about one call, or says more
+    than the kernel takes.
     """
     profile = _decode(text)
-    program = pyseccomp.SyscallFilter(pyseccomp.ERRNO(profile.defaultErrnoRet))
-    program.set_attr(pyseccomp.Attr.ACT_BADARCH, pyseccomp.KILL_PROCESS)
-    program.set_attr(pyseccomp.Attr.CTL_NNP, 0)  # the child sets it itself, earlier
-    program.set_attr(pyseccomp.Attr.CTL_LOG, 0)
-    program.set_attr(pyseccomp.Attr.API_SYSRAWRC, 1)
-    program.set_attr(pyseccomp.Attr.CTL_OPTIMIZE, 2)  # a binary tree instead of a chain
-    unknown = []
-    for name, rules in _rules_by_name(profile).items():
-        number = pyseccomp.resolve_syscall(pyseccomp.system_arch(), name)
-        if number == -1:
+    default = _refusal(profile)
+    calls, unknown = {}, []
+    for name, entries in _entries_by_name(profile).items():
+        number = syscall_number(name)
+        if number == _UNKNOWN:
             unknown.append(name)
-            continue
-        for action, condition in rules:
-            if action == pyseccomp.ERRNO(profile.defaultErrnoRet):
-                continue  # what the default says anyway; libseccomp refuses the repetition
-            program.add_rule(action, number, *_arguments(condition))
-    bpf, pfc = _export(program.export_bpf), _export(program.export_pfc)
-    if len(bpf) > _BYTES_MAX:
-        raise ProfileError(f"{len(bpf)} bytes are more than the kernel loads")
-    return CompiledProfile(bpf, pfc.decode("ascii"), tuple(unknown))
+        elif number >= 0:  # the others are calls of other architectures alone
+            cases, otherwise = _answers(name, entries, default)
+            calls[number] = Call([(tests, action) for action, tests in cases], otherwise)
+    try:
+        bpf = assemble(platform.machine(), calls, default)
+    except ValueError as problem:
+        raise ProfileError(str(problem)) from None
+    return CompiledProfile(bpf, tuple(unknown))
 
 
 def rules_of(text: bytes) -> dict[str, list[Rule]]:
     """What a profile says of each name that it lists: disjoint rules, one of which meets each
     call. Raises ProfileError."""
-    return _rules_by_name(_decode(text))
+    profile = _decode(text)
+    default = _refusal(profile)
+    return {
+        name: list(_rules(name, entries, default))
+        for name, entries in _entries_by_name(profile).items()
+    }
 
 
 def syscall_name(number: int) -> str:
@@ -181,18 +180,22 @@ def _decode(text: bytes) -> _Profile:
     return profile
 
 
-def _rules_by_name(profile: _Profile) -> dict[str, list[Rule]]:
+def _refusal(profile: _Profile) -> int:
+    return int(pyseccomp.ERRNO(profile.defaultErrnoRet))
+
+
+def _entries_by_name(profile: _Profile) -> dict[str, list[_Entry]]:
     entries: dict[str, list[_Entry]] = {}
     for entry in profile.syscalls:
         for name in entry.names:
             entries.setdefault(name, []).append(entry)
-    default = int(pyseccomp.ERRNO(profile.defaultErrnoRet))
-    return {name: list(_rules(name, each, default)) for name, each in sorted(entries.items())}
+    return dict(sorted(entries.items()))
 
 
-def _rules(name: str, entries: list[_Entry], default: int) -> Iterable[Rule]:
+def _answers(name: str, entries: list[_Entry], default: int) -> tuple[list[Rule], int]:
+    """The rules with conditions, which are disjoint, and the action for what meets none."""
     plain = [entry for entry in entries if not entry.args]
-    conditional = []
+    conditional: list[Rule] = []
     for entry in entries:
         condition = {argument.index: argument.test() for argument in entry.args}
         if len(condition) != len(entry.args):
@@ -204,8 +207,12 @@ def _rules(name: str, entries: list[_Entry], default: int) -> Iterable[Rule]:
             raise ProfileError(f"{name}: two entries match the same call")
     if len(plain) > 1:
         raise ProfileError(f"{name}: two entries without arguments")
+    return conditional, plain[0].code() if plain else default
+
+
+def _rules(name: str, entries: list[_Entry], default: int) -> Iterable[Rule]:
+    conditional, otherwise = _answers(name, entries, default)
     yield from conditional
-    otherwise = plain[0].code() if plain else default
     for condition in complement([condition for _, condition in conditional]):
         yield otherwise, condition
 
@@ -269,22 +276,3 @@ def _prefixes(tests: list[Test], mask: int, value: int, bits: list[int]) -> Iter
     elif all(test_mask & ~mask for test_mask, _ in near):
         yield from _prefixes(near, mask | bits[0], value, bits[1:])
         yield from _prefixes(near, mask | bits[0], value | bits[0], bits[1:])
-
-
-def _arguments(condition: Condition) -> list[Any]:
-    arguments = []
-    for index, (mask, value) in sorted(condition.items()):
-        if mask == AT_LEAST:
-            arguments.append(pyseccomp.Arg(index, pyseccomp.GE, value))
-        elif mask == WORD:
-            arguments.append(pyseccomp.Arg(index, pyseccomp.EQ, value))
-        else:
-            arguments.append(pyseccomp.Arg(index, pyseccomp.MASKED_EQ, mask, value))
-    return arguments
-
-
-def _export(write: Any) -> bytes:
-    with os.fdopen(os.memfd_create("seccomp", os.MFD_CLOEXEC), "w+b") as file:
-        write(file)
-        file.seek(0)
-        return file.read()

@@ -1,7 +1,7 @@
 """A classic BPF machine for seccomp programs, so that every answer of a filter can be seen.
 
-It knows what libseccomp emits and refuses everything else. Independent of the compiler, whose
-programs it is there to judge.
+It knows what libseccomp and our compiler emit and refuses everything else. Independent of both,
+whose programs it is there to judge.
 """
 
 import errno
