@@ -17,6 +17,7 @@ from tests.redteam.operator import CONFIGURATION, SERVICE, configured, now, said
 pytestmark = pytest.mark.needs("daemon", "root", "lane-container")
 
 TYPO = 'sandbox = "docker"\n'
+METRICS = Path("/run/sbxd-metrics/sbxd.prom")
 SOCKETS = ("sbxd.socket", "sbxd-admin.socket")
 PROFILES = Path("/etc/sbxd/seccomp")
 WEAKER = "weaker-than-ours"
@@ -73,6 +74,49 @@ def test_a_typo_is_said_once_to_each_who_asks_and_corrected_without_a_word_to_sy
         assert items["sbxd"]["state"] == "ok"
         assert shown(SERVICE, "ActiveState") == "active"
         assert run("systemctl", "restart", SERVICE).returncode == 0
+
+
+def measured() -> str:
+    """What the file for node_exporter says once the timer's unit has run."""
+    assert run("systemctl", "start", "sbxd-metrics.service").returncode == 0
+    return METRICS.read_text()
+
+
+def test_the_metrics_timer_tries_neither_a_typo_again_nor_starts_what_was_stopped() -> None:
+    assert "sbxd_up 1\n" in measured()
+    with configured(TYPO):
+        assert start() != 0
+        at_rest()
+        since = now()
+        texts = [measured() for _ in range(3)]
+        at_rest()
+        assert said(since).count("refusing to start") == 0
+        # As after a boot: the first question is asked, and no other.
+        METRICS.unlink()
+        texts.append(measured())
+        at_rest()
+        since = now()
+        texts.append(measured())
+        at_rest()
+        assert said(since).count("refusing to start") == 0
+        # The control: a client does have it started.
+        assert run("sbxctl", "metrics").returncode == Exit.UNAVAILABLE
+        at_rest()
+        assert said(since).count("refusing to start") >= 1
+    assert [text.splitlines()[-1] for text in texts] == ["sbxd_up 0"] * 5
+    assert "sbxd_up 1\n" in measured()
+    assert run("systemctl", "stop", SERVICE).returncode == 0
+    assert "sbxd_up 0\n" in measured()
+    assert shown(SERVICE, "ActiveState") == "inactive"
+    # As an upgrade does: the sockets alone are started, and the daemon waits for its first client.
+    everything = (*SOCKETS, SERVICE)
+    assert run("systemctl", "stop", *everything).returncode == 0
+    assert "sbxd_up 0\n" in measured()
+    assert {shown(each, "ActiveState") for each in everything} == {"inactive"}
+    assert run("systemctl", "start", *SOCKETS).returncode == 0
+    assert shown(SERVICE, "ActiveState") == "inactive"
+    assert "sbxd_up 1\n" in measured()
+    assert shown(SERVICE, "ActiveState") == "active"
 
 
 def test_control_a_crash_is_followed_by_a_start() -> None:
