@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from sbxctl.exits import Exit
-from tests.redteam.operator import CONFIGURATION, SERVICE, configured, now, said, start
+from tests.redteam.configuration import current, put
+from tests.redteam.operator import SERVICE, configured, now, said, start
 
 pytestmark = pytest.mark.needs("daemon", "root", "lane-container")
 
@@ -42,7 +43,7 @@ def at_rest() -> None:
 
 
 def test_a_typo_is_said_once_to_each_who_asks_and_corrected_without_a_word_to_systemd() -> None:
-    right = CONFIGURATION.read_text()
+    right = current()
     with configured(TYPO):
         since = now()
         assert start() != 0
@@ -68,7 +69,7 @@ def test_a_typo_is_said_once_to_each_who_asks_and_corrected_without_a_word_to_sy
         at_rest()
 
         # Corrected: the next client is served, as is `systemctl restart sbxd`.
-        CONFIGURATION.write_text(right)
+        put(right)
         served = run("sbxctl", "doctor", "--json")
         items = {each["name"]: each for each in json.loads(served.stdout)}
         assert items["sbxd"]["state"] == "ok"
