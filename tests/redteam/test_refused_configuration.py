@@ -17,6 +17,7 @@ from tests.redteam.operator import SERVICE, configured, now, said, start
 
 pytestmark = pytest.mark.needs("daemon", "root", "lane-container")
 
+UNITS = Path(__file__).resolve().parents[2] / "units"
 TYPO = 'sandbox = "docker"\n'
 METRICS = Path("/run/sbxd-metrics/sbxd.prom")
 SOCKETS = ("sbxd.socket", "sbxd-admin.socket")
@@ -162,3 +163,35 @@ def test_the_launchers_lines_have_their_urgency_and_logs_filters_by_it() -> None
     assert "profile workload: sha256" in lines["info"]
     assert "profile workload: sha256" not in lines["err"]
     assert "<3>" not in lines["err"]
+
+
+# The launcher as its unit starts it, with a fault in its first step.
+FAULTY = "import sbxd.launcher.__main__ as launcher; launcher._arguments = int; launcher.main()"
+COPY = Path("/run/systemd/system/sbxd-test-launcher.service")
+
+
+def test_each_line_of_a_launchers_traceback_is_an_error_of_the_journal() -> None:
+    shipped = (UNITS / "sbxd-launcher.service").read_text()
+    service = shipped.partition("[Service]\n")[2].partition("[Install]")[0]
+    replaced = ("ExecStart", "NotifyAccess", "Restart", "Type", "WatchdogSec")
+    lines = [line for line in service.splitlines() if not line.startswith(replaced)]
+    start_faulty = f'ExecStart=/opt/sbxd/bin/python -c "{FAULTY}"'
+    COPY.write_text("\n".join(["[Service]", *lines, start_faulty, "WorkingDirectory=/src", ""]))
+    try:
+        assert run("systemctl", "daemon-reload").returncode == 0
+        since = now()
+        assert run("systemctl", "start", "--wait", COPY.name).returncode != 0
+        assert run("journalctl", "--sync").returncode == 0
+        shown = run(
+            *("journalctl", f"--after-cursor={since}", "--output=json"),
+            *(f"_SYSTEMD_UNIT={COPY.name}", "_TRANSPORT=stdout"),
+        ).stdout
+    finally:
+        COPY.unlink()
+        run("systemctl", "reset-failed", COPY.name)
+        run("systemctl", "daemon-reload")
+    said_there = [json.loads(line) for line in shown.splitlines()]
+    assert said_there[0]["MESSAGE"] == "Traceback (most recent call last):"
+    assert "AttributeError" in said_there[-1]["MESSAGE"]
+    assert len(said_there) > 3
+    assert {each["PRIORITY"] for each in said_there} == {"3"}
