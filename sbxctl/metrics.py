@@ -1,6 +1,7 @@
 """`sbxctl metrics`: every metric of the daemon, as text or as a file for node_exporter."""
 
 import os
+import sys
 import tempfile
 from contextlib import suppress
 from pathlib import Path
@@ -8,6 +9,7 @@ from pathlib import Path
 import click
 
 from sbxctl.exits import Exit
+from sbxctl.service_state import has_ended
 from sbxctl.session import fail, run_verb
 from sbxd.client.admin import AdminClient
 from sbxd.wire.observing import MetricsForm
@@ -37,8 +39,14 @@ sbxd_up 0
     help="Write the text format to this file instead, for node_exporter. It is replaced whole; "
     "when the daemon does not answer it says `sbxd_up 0` and nothing else.",
 )
+@click.option(
+    "--no-start",
+    is_flag=True,
+    help="With --textfile: do not ask a daemon that was stopped, or refused to start, since the "
+    "file was written: the question would start it.",
+)
 @click.pass_obj
-def metrics(socket: str, as_json: bool, form: str, textfile: Path | None) -> None:
+def metrics(socket: str, as_json: bool, form: str, textfile: Path | None, no_start: bool) -> None:
     """Show every metric of the daemon."""
     if as_json and textfile is not None:
         raise click.UsageError("--textfile has a format of its own: leave --json out")
@@ -48,6 +56,17 @@ def metrics(socket: str, as_json: bool, form: str, textfile: Path | None) -> Non
         click.echo(await admin.metrics(wanted), nl=False)
         return Exit.OK
 
+    if no_start and textfile is None:
+        raise click.UsageError("--no-start is for --textfile, which tells when it was asked last")
+    if no_start and textfile is not None and has_ended(Path(socket), textfile):
+        _down(textfile)
+        sys.exit(
+            fail(
+                Exit.UNAVAILABLE,
+                "the service has ended, and this does not start it",
+                hint="systemctl start sbxd; where that fails, `sbxctl doctor` says why",
+            )
+        )
     if textfile is None:
         run_verb(socket, verb)
     run_verb(socket, lambda admin: _written(admin, textfile), when_down=lambda: _down(textfile))

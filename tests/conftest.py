@@ -37,6 +37,16 @@ settings.register_profile("untimed", deadline=None)
 settings.load_profile("untimed")
 
 
+@pytest.fixture(scope="session")
+def configured_as_installed() -> None:
+    """What a run that was killed has left in the daemon's configuration is put back, once."""
+    from tests.redteam import configuration, operator
+
+    if configuration.recover():
+        operator.stop()
+        assert operator.start() == 0, operator.said()
+
+
 @pytest.fixture(autouse=True)
 def nothing_stays_quarantined(request: pytest.FixtureRequest) -> Iterator[None]:
     """A test against the daemon leaves no environment that a pass of the reaper cannot prove gone:
@@ -46,6 +56,7 @@ def nothing_stays_quarantined(request: pytest.FixtureRequest) -> Iterator[None]:
         return
     from tests.redteam.inventory import quarantined_after_a_pass, quarantined_ids
 
+    request.getfixturevalue("configured_as_installed")
     before = quarantined_ids()
     yield
     if quarantined_ids() - before:

@@ -34,7 +34,8 @@ from tests.kernel.test_launcher_verify import FAULTY, program_without
 from tests.lab.internet import internet
 from tests.pacing import next_look
 from tests.redteam import test_bridge, test_egress_abuse, test_no_orphans, test_operator_interferes
-from tests.redteam.egress import CONFIGURATION, allowlist, configured, networked
+from tests.redteam.configuration import current, holding
+from tests.redteam.egress import allowlist, configured, networked
 from tests.redteam.faults import DAEMON, LAUNCHER, SMALL, main_pid
 from tests.redteam.live import WORKER_SOCKET, Live, admin, default_image, live, specification
 
@@ -165,12 +166,11 @@ async def the_daemon_is_stopped_and_started_with_aliases() -> None:
 
 
 async def the_daemon_is_started_with_a_wrong_configuration() -> None:
-    before = CONFIGURATION.read_text()
+    own = current()
     try:
-        CONFIGURATION.write_text(before.replace('"namespaces"', '"microvm"'))
-        restart_forgiven(DAEMON)
+        with holding(own.replace('"namespaces"', '"microvm"')):
+            restart_forgiven(DAEMON)
     finally:
-        CONFIGURATION.write_text(before)
         restart_forgiven(DAEMON)
     await restored()
 

@@ -132,6 +132,7 @@ LITERAL_EXCEPTIONS = {
     ("sbxctl.doctor", "/proc/sys/user/"): DOCTOR + "user namespaces",
     ("sbxctl.image", "to give it a name"): "the text of a hint to an operator",
     ("sbxctl.rootfs", "--customize-hook"): "inside the image that is being made",
+    ("sbxctl.service_state", "/run/systemd/units"): "what runs, for any user to see",
 }
 # What turns an OSError into text without its file name; their bodies are checked below.
 SANITIZERS = frozenset({"sbxd.client.channel._cause", "sbxd.launcher.steps.describe"})

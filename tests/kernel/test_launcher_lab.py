@@ -206,6 +206,7 @@ def test_a_probe_names_every_facility_and_the_fix_of_each_that_is_missing(
     for name in ("kernel", "systemd", "cgroup2", "clone_into_cgroup", "user_namespaces"):
         assert items[name].state == "ok", items[name]
     assert items["idmapped_mounts"].state == "ok"
+    assert items["guest_program"].state == "ok"
     assert all(item.fix for item in reply.items if item.state != "ok")
     has = Path(hostpaths.CGROUP_ROOT, "cgroup.controllers").read_text().split()
     for controller in ("cpu", "memory", "pids"):

@@ -8,7 +8,6 @@ import subprocess
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -18,9 +17,9 @@ from sbxd.port.command import ExecutionResult
 from sbxd.port.egress import EgressDestination, EgressMode, EgressPolicy
 from sbxd.port.errors import ServiceShuttingDown
 from sbxd.port.limits import EnvironmentBudgets, ResourceLimits
+from tests.redteam.configuration import current, holding, with_tables
 from tests.redteam.live import LIMITS, WORKER_SOCKET, Live, default_image, specification
 
-CONFIGURATION = Path("/etc/sbxd/config.toml")
 DESTINATIONS = (
     EgressDestination(host="files.lab-allowed.com", ports=(443, 7777)),
     EgressDestination(host="*.lab-allowed.com", ports=(443,)),
@@ -62,14 +61,13 @@ def status(target, **more):
 
 @contextmanager
 def configured(text: str) -> Iterator[None]:
-    """The daemon with this in its configuration; afterwards it is as it was."""
-    before = CONFIGURATION.read_text()
+    """The daemon with these tables in its configuration; afterwards it is as it was."""
+    whole = with_tables(current(), text)
     try:
-        CONFIGURATION.write_text(f"{before}\n{text}\n")
-        _restart()
-        yield
+        with holding(whole):
+            _restart()
+            yield
     finally:
-        CONFIGURATION.write_text(before)
         _restart()
 
 

@@ -4,24 +4,25 @@ import json
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
-CONFIGURATION = Path("/etc/sbxd/config.toml")
+from tests.redteam.configuration import current, holding, recover
+
 SERVICE = "sbxd.service"
 
 
 @contextmanager
 def configured(text: str) -> Iterator[None]:
     """The file holds this; nothing is started. Afterwards the daemon is as it was."""
-    before = CONFIGURATION.read_text()
+    recover()  # raises where another run is at it, before anything is stopped
     stop()
     try:
-        CONFIGURATION.write_text(text)
-        yield
+        with holding(text):
+            try:
+                yield
+            finally:
+                stop()
     finally:
-        stop()
-        CONFIGURATION.write_text(before)
         assert start() == 0, "the lane's own configuration starts no more"
 
 
@@ -30,7 +31,7 @@ def on_gvisor() -> Iterator[None]:
     """The lane's own configuration, but every command runs on gVisor's kernel; with the longest
     start budget, fewer refused forks to a bomb, and nothing built ahead of a test, since an
     emulated machine is slow."""
-    text = CONFIGURATION.read_text()
+    text = current()
     for own, other in (
         ('sandbox = "namespaces"', 'sandbox = "gvisor"'),
         ("slots = 2", "slots = 0"),

@@ -18,6 +18,7 @@ from sbxd.port.errors import (
     UnavailableCode,
 )
 from tests.redteam import operator
+from tests.redteam.configuration import current
 from tests.redteam.live import LIMITS, WORKER_SOCKET, default_image, live, specification
 
 pytestmark = pytest.mark.needs("daemon", "root", "loop-volumes")
@@ -27,7 +28,7 @@ START_SECONDS = 3  # far below what the launcher's watchdog gives it
 @pytest.fixture(scope="module", autouse=True)
 def small_host() -> Iterator[None]:
     """A host that may promise the memory of two environments, and prepares none ahead."""
-    own = operator.CONFIGURATION.read_text()
+    own = current()
     slots = next(line for line in own.splitlines() if line.startswith("slots = "))
     keys = f"memory_committed_max_bytes = {2 * LIMITS.memory_bytes}\n"
     text = own.replace("[limits]\n", f"[limits]\n{keys}").replace(slots, "slots = 0")
@@ -63,7 +64,7 @@ async def test_one_that_wants_more_than_all_may_have_is_rejected_for_good() -> N
 
 
 async def test_a_start_beyond_its_budget_says_what_was_slow() -> None:
-    own = operator.CONFIGURATION.read_text()
+    own = current()
     keys = f"[limits]\nstart_budget_seconds = {START_SECONDS}\n"
     with operator.configured(own.replace("[limits]\n", keys)):
         assert operator.start() == 0

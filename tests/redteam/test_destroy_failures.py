@@ -11,10 +11,11 @@ from sbxd.client.remote import connect
 from sbxd.port.errors import PortError
 from sbxd.wire.repair import ClearingWord
 from tests.pacing import next_look
+from tests.redteam.configuration import current
 from tests.redteam.faults import SMALL
 from tests.redteam.inventory import STATE, wait_settled
 from tests.redteam.live import WORKER_SOCKET, admin, default_image, specification
-from tests.redteam.operator import CONFIGURATION, configured, events, now, said, start
+from tests.redteam.operator import configured, events, now, said, start
 
 pytestmark = pytest.mark.needs("daemon", "root", "loop", "lane-container")
 
@@ -25,7 +26,7 @@ def chattr(how: str, file: Path) -> None:
 
 @pytest.mark.parametrize("failures", [1, 2])
 async def test_the_configured_number_of_failures_is_an_alert(failures: int) -> None:
-    text = CONFIGURATION.read_text()
+    text = current()
     assert "[limits]\n" in text
     limits = f"[limits]\ndestroy_failures_max = {failures}\n"
     with configured(text.replace("[limits]\n", limits)):

@@ -17,7 +17,8 @@ from sbxd.port.limits import EnvironmentBudgets
 from tests.lab import internet as lab
 from tests.lab.internet import Internet
 from tests.pacing import next_look
-from tests.redteam.egress import CLIENT, CONFIGURATION, Networked, allowlist, configured, networked
+from tests.redteam.configuration import current
+from tests.redteam.egress import CLIENT, Networked, allowlist, configured, networked
 from tests.redteam.live import admin
 
 pytestmark = [pytest.mark.needs("daemon"), pytest.mark.also("uml")]
@@ -299,7 +300,7 @@ async def test_a_name_cannot_forge_a_record(internet: Internet) -> None:
     ids=["empty", "mode", "key", "inner key", "type", "wildcard", "address", "deny with list"],
 )
 def test_a_policy_that_is_not_one_stops_the_start(text: str) -> None:
-    before = CONFIGURATION.read_text()
+    before = current()
     command = ["/opt/sbxd/bin/python", "-m", "sbxd", "--config"]
     with_policy = before.partition("[egress]")[0] + "\n" + text + "\n"
     place = Path("/run/egress-test.toml")

@@ -12,11 +12,14 @@ from pathlib import Path
 import pytest
 
 from sbxctl.exits import Exit
-from tests.redteam.operator import CONFIGURATION, SERVICE, configured, now, said, start
+from tests.redteam.configuration import current, put
+from tests.redteam.operator import SERVICE, configured, now, said, start
 
 pytestmark = pytest.mark.needs("daemon", "root", "lane-container")
 
+UNITS = Path(__file__).resolve().parents[2] / "units"
 TYPO = 'sandbox = "docker"\n'
+METRICS = Path("/run/sbxd-metrics/sbxd.prom")
 SOCKETS = ("sbxd.socket", "sbxd-admin.socket")
 PROFILES = Path("/etc/sbxd/seccomp")
 WEAKER = "weaker-than-ours"
@@ -41,7 +44,7 @@ def at_rest() -> None:
 
 
 def test_a_typo_is_said_once_to_each_who_asks_and_corrected_without_a_word_to_systemd() -> None:
-    right = CONFIGURATION.read_text()
+    right = current()
     with configured(TYPO):
         since = now()
         assert start() != 0
@@ -67,12 +70,55 @@ def test_a_typo_is_said_once_to_each_who_asks_and_corrected_without_a_word_to_sy
         at_rest()
 
         # Corrected: the next client is served, as is `systemctl restart sbxd`.
-        CONFIGURATION.write_text(right)
+        put(right)
         served = run("sbxctl", "doctor", "--json")
         items = {each["name"]: each for each in json.loads(served.stdout)}
         assert items["sbxd"]["state"] == "ok"
         assert shown(SERVICE, "ActiveState") == "active"
         assert run("systemctl", "restart", SERVICE).returncode == 0
+
+
+def measured() -> str:
+    """What the file for node_exporter says once the timer's unit has run."""
+    assert run("systemctl", "start", "sbxd-metrics.service").returncode == 0
+    return METRICS.read_text()
+
+
+def test_the_metrics_timer_tries_neither_a_typo_again_nor_starts_what_was_stopped() -> None:
+    assert "sbxd_up 1\n" in measured()
+    with configured(TYPO):
+        assert start() != 0
+        at_rest()
+        since = now()
+        texts = [measured() for _ in range(3)]
+        at_rest()
+        assert said(since).count("refusing to start") == 0
+        # As after a boot: the first question is asked, and no other.
+        METRICS.unlink()
+        texts.append(measured())
+        at_rest()
+        since = now()
+        texts.append(measured())
+        at_rest()
+        assert said(since).count("refusing to start") == 0
+        # The control: a client does have it started.
+        assert run("sbxctl", "metrics").returncode == Exit.UNAVAILABLE
+        at_rest()
+        assert said(since).count("refusing to start") >= 1
+    assert [text.splitlines()[-1] for text in texts] == ["sbxd_up 0"] * 5
+    assert "sbxd_up 1\n" in measured()
+    assert run("systemctl", "stop", SERVICE).returncode == 0
+    assert "sbxd_up 0\n" in measured()
+    assert shown(SERVICE, "ActiveState") == "inactive"
+    # As an upgrade does: the sockets alone are started, and the daemon waits for its first client.
+    everything = (*SOCKETS, SERVICE)
+    assert run("systemctl", "stop", *everything).returncode == 0
+    assert "sbxd_up 0\n" in measured()
+    assert {shown(each, "ActiveState") for each in everything} == {"inactive"}
+    assert run("systemctl", "start", *SOCKETS).returncode == 0
+    assert shown(SERVICE, "ActiveState") == "inactive"
+    assert "sbxd_up 1\n" in measured()
+    assert shown(SERVICE, "ActiveState") == "active"
 
 
 def test_control_a_crash_is_followed_by_a_start() -> None:
@@ -117,3 +163,35 @@ def test_the_launchers_lines_have_their_urgency_and_logs_filters_by_it() -> None
     assert "profile workload: sha256" in lines["info"]
     assert "profile workload: sha256" not in lines["err"]
     assert "<3>" not in lines["err"]
+
+
+# The launcher as its unit starts it, with a fault in its first step.
+FAULTY = "import sbxd.launcher.__main__ as launcher; launcher._arguments = int; launcher.main()"
+COPY = Path("/run/systemd/system/sbxd-test-launcher.service")
+
+
+def test_each_line_of_a_launchers_traceback_is_an_error_of_the_journal() -> None:
+    shipped = (UNITS / "sbxd-launcher.service").read_text()
+    service = shipped.partition("[Service]\n")[2].partition("[Install]")[0]
+    replaced = ("ExecStart", "NotifyAccess", "Restart", "Type", "WatchdogSec")
+    lines = [line for line in service.splitlines() if not line.startswith(replaced)]
+    start_faulty = f'ExecStart=/opt/sbxd/bin/python -c "{FAULTY}"'
+    COPY.write_text("\n".join(["[Service]", *lines, start_faulty, "WorkingDirectory=/src", ""]))
+    try:
+        assert run("systemctl", "daemon-reload").returncode == 0
+        since = now()
+        assert run("systemctl", "start", "--wait", COPY.name).returncode != 0
+        assert run("journalctl", "--sync").returncode == 0
+        shown = run(
+            *("journalctl", f"--after-cursor={since}", "--output=json"),
+            *(f"_SYSTEMD_UNIT={COPY.name}", "_TRANSPORT=stdout"),
+        ).stdout
+    finally:
+        COPY.unlink()
+        run("systemctl", "reset-failed", COPY.name)
+        run("systemctl", "daemon-reload")
+    said_there = [json.loads(line) for line in shown.splitlines()]
+    assert said_there[0]["MESSAGE"] == "Traceback (most recent call last):"
+    assert "AttributeError" in said_there[-1]["MESSAGE"]
+    assert len(said_there) > 3
+    assert {each["PRIORITY"] for each in said_there} == {"3"}

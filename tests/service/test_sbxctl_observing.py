@@ -16,6 +16,7 @@ import pytest
 import trio
 
 from sbxctl.exits import Exit
+from sbxctl.service_state import has_ended
 from sbxd.audit.events import RequestRejected
 from sbxd.audit.lease_events import LeaseAuthorityMissed
 from sbxd.client.remote import RemoteExecutionEnvironment
@@ -219,6 +220,47 @@ async def test_the_textfile_of_a_daemon_that_is_down_says_so_and_nothing_else(
     assert ran.code == Exit.UNAVAILABLE
     samples = [line for line in target.read_text().splitlines() if not line.startswith("#")]
     assert samples == ["sbxd_up 0"]
+
+
+RUNS, ENDED = ["invocation:dbus.service", "invocation:sbxd.service"], ["invocation:dbus.service"]
+
+
+@pytest.mark.parametrize(
+    ("links", "asked", "listens", "ended"),
+    [
+        (RUNS, 5, 1, False),
+        (ENDED, 5, 1, True),
+        # After a boot and after an upgrade: it waits for its first client.
+        (ENDED, None, 1, False),
+        (ENDED, 5, 9, False),
+        # A systemd that has no such links, or no systemd.
+        (["log-extra-fields:x"], 5, 1, False),
+        (None, 5, 1, False),
+    ],
+    ids=["runs", "ended", "booted", "upgraded", "other systemd", "no systemd"],
+)
+def test_a_service_has_ended_when_it_was_asked_since_it_listens_and_does_not_run(
+    tmp_path: Path, links: list[str] | None, asked: int | None, listens: int, ended: bool
+) -> None:
+    units, file, socket = (tmp_path / name for name in ("units", "sbxd.prom", "admin.sock"))
+    for place, seconds in ((file, asked), (socket, listens)):
+        if seconds is not None:
+            place.touch()
+            os.utime(place, (seconds, seconds))
+    if links is not None:
+        units.mkdir()
+        for name in links:
+            (units / name).symlink_to("0" * 32)
+    assert has_ended(socket, file, units) == ended
+
+
+async def test_who_does_not_start_it_asks_a_daemon_that_was_never_asked(tmp_path: Path) -> None:
+    target = tmp_path / "sbxd.prom"
+    async with socket_daemon(SCRIPT, tmp_path) as daemon:
+        ran = await daemon.sbxctl("metrics", "--no-start", "--textfile", str(target))
+        alone = await daemon.sbxctl("metrics", "--no-start")
+    assert (ran.code, alone.code) == (Exit.OK, Exit.USAGE)
+    assert "sbxd_up 1\n" in target.read_text()
 
 
 @pytest.mark.parametrize("verb", [("status",), ("top", "--once"), ("pool", "show"), ("metrics",)])

@@ -8,9 +8,10 @@ import os
 import platform
 import re
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 
 from sbxd.jail import landlock, syscalls
-from sbxd.launcher.kernel import apparmor, cgroup, hostpaths, mounts, systemd, uids
+from sbxd.launcher.kernel import apparmor, cgroup, hostpaths, mounts, static_program, systemd, uids
 from sbxd.launcher.kernel.runsc import Runsc, Unusable
 from sbxd.launcher.requests import RUNSC_ITEM, ProbeItem
 
@@ -223,6 +224,21 @@ def _clone_into_cgroup(name: str) -> ProbeItem:
     )
 
 
+def _guest_program(name: str) -> ProbeItem:
+    machine = platform.machine()
+    program = f"{hostpaths.GUEST_INIT} for {machine}"
+    with suppress(OSError), open(hostpaths.guest_init(), "rb") as file:
+        # Up to the machine, the ELF headers of all static programs for it are the same.
+        if file.read(20) == static_program.image(machine, mounts.HOLDER)[:20]:
+            return _ok(name, program)
+    return ProbeItem(
+        name=name,
+        state="missing",
+        detail=f"no {program}: `namespaces` and `gvisor` need it, so no sandbox is built",
+        fix="reinstall the package sbxd; in a source tree: make guest",
+    )
+
+
 def _swap(name: str) -> ProbeItem:
     if hostpaths.swap_lines():
         return ProbeItem(
@@ -268,5 +284,6 @@ _PROBES: tuple[tuple[str, Callable[[str], ProbeItem]], ...] = (
     ("apparmor", _apparmor),
     ("selinux", _selinux),
     ("landlock", _landlock),
+    ("guest_program", _guest_program),
     ("swap", _swap),
 )
