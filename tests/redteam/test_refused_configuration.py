@@ -165,17 +165,23 @@ def test_the_launchers_lines_have_their_urgency_and_logs_filters_by_it() -> None
     assert "<3>" not in lines["err"]
 
 
-# The launcher as its unit starts it, with a fault in its first step.
-FAULTY = "import sbxd.launcher.__main__ as launcher; launcher._arguments = int; launcher.main()"
-COPY = Path("/run/systemd/system/sbxd-test-launcher.service")
+# A service as its unit starts it, with a fault in its first step.
+FAULTY = {
+    "sbxd-launcher.service": (
+        "import sbxd.launcher.__main__ as launcher; launcher._arguments = int; launcher.main()"
+    ),
+    "sbxd.service": "import sys, sbxd.__main__ as sbxd; sbxd._serve = int; sys.exit(sbxd.main())",
+}
+COPY = Path("/run/systemd/system/sbxd-test-traceback.service")
 
 
-def test_each_line_of_a_launchers_traceback_is_an_error_of_the_journal() -> None:
-    shipped = (UNITS / "sbxd-launcher.service").read_text()
+@pytest.mark.parametrize("unit", FAULTY)
+def test_each_line_of_a_services_traceback_is_an_error_of_the_journal(unit: str) -> None:
+    shipped = (UNITS / unit).read_text()
     service = shipped.partition("[Service]\n")[2].partition("[Install]")[0]
-    replaced = ("ExecStart", "NotifyAccess", "Restart", "Type", "WatchdogSec")
-    lines = [line for line in service.splitlines() if not line.startswith(replaced)]
-    start_faulty = f'ExecStart=/opt/sbxd/bin/python -c "{FAULTY}"'
+    replaced = ("ExecStart", "LoadCredential", "NotifyAccess", "Restart", "Sockets", "Type=")
+    lines = [line for line in service.splitlines() if not line.startswith((*replaced, "Watchdog"))]
+    start_faulty = f'ExecStart=/opt/sbxd/bin/python -c "{FAULTY[unit]}"'
     COPY.write_text("\n".join(["[Service]", *lines, start_faulty, "WorkingDirectory=/src", ""]))
     try:
         assert run("systemctl", "daemon-reload").returncode == 0
@@ -192,6 +198,6 @@ def test_each_line_of_a_launchers_traceback_is_an_error_of_the_journal() -> None
         run("systemctl", "daemon-reload")
     said_there = [json.loads(line) for line in shown.splitlines()]
     assert said_there[0]["MESSAGE"] == "Traceback (most recent call last):"
-    assert "AttributeError" in said_there[-1]["MESSAGE"]
+    assert "Error: " in said_there[-1]["MESSAGE"]
     assert len(said_there) > 3
     assert {each["PRIORITY"] for each in said_there} == {"3"}
