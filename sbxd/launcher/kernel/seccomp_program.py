@@ -158,25 +158,26 @@ class _Layout:
         self._places: dict[int, int] = {}
 
     def place_all(self, first: int) -> list[tuple[int, int, int, int]]:
-        self._place(first)
+        pending = [first]
+        while pending:  # no recursion: a rule may have thousands of values
+            _, _, *after = self._nodes[pending[-1]]
+            later = [each for each in after if each >= 0 and each not in self._places]
+            if later:
+                pending.append(later[0])
+            elif (wanted := pending.pop()) not in self._places:
+                self._place(wanted)
         return self._code[::-1]
 
     def _place(self, wanted: int) -> None:
-        if wanted in self._places:
-            return
         code, operand, then, otherwise = self._nodes[wanted]
-        if code == _RETURN:
-            self._append(wanted, (code, 0, 0, operand))
-            return
-        self._place(then)
-        if otherwise < 0:  # a load or a mask: what is next must follow at once
+        if_true, if_false = 0, 0
+        if otherwise >= 0:
+            self._bring_near(then, farthest=_JUMP_MAX - 1)  # the other one may bring one more
+            self._bring_near(otherwise, farthest=_JUMP_MAX)
+            if_true, if_false = self._distance(then), self._distance(otherwise)
+        elif then >= 0:  # a load or a mask: what is next must follow at once
             self._bring_near(then, farthest=0)
-            self._append(wanted, (code, 0, 0, operand))
-            return
-        self._place(otherwise)
-        self._bring_near(then, farthest=_JUMP_MAX - 1)  # the other one may bring one more
-        self._bring_near(otherwise, farthest=_JUMP_MAX)
-        self._append(wanted, (code, self._distance(then), self._distance(otherwise), operand))
+        self._append(wanted, (code, if_true, if_false, operand))
 
     def _append(self, wanted: int, instruction: tuple[int, int, int, int]) -> None:
         self._places[wanted] = len(self._code)
