@@ -7,8 +7,6 @@ from sbxd.launcher.books import Environment
 from sbxd.launcher.kernel import cgroup, volume
 from sbxd.launcher.requests import Assign, DropLeaf, Leaf
 
-LEAF_OWNER_INNER_ID = 0
-
 
 def make_leaf(request: Leaf, environment: Environment) -> tuple[int, ...]:
     """Make the leaf; LEAF_DESCRIPTORS, owned by the caller. Raises OSError."""

@@ -1,7 +1,9 @@
 """Workspace volumes of both kinds: limited, reserved, owned by the workload, erased."""
 
 import errno
+import fcntl
 import os
+import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,12 +12,14 @@ from pathlib import Path
 import pytest
 
 from sbxd.jail.plan import WORKLOAD_ID
-from sbxd.launcher.kernel import hostpaths, loop_image, project_quota, volume
+from sbxd.launcher.kernel import free_space, hostpaths, loop_image, project_quota, volume
 from sbxd.launcher.requests import VolumeSize
 
 MIB = 1024 * 1024
 FIRST, SECOND = "a" * 32, "b" * 32
 SIZE = VolumeSize(workspace_bytes=24 * MIB, inodes_max=100)
+# For one volume of SIZE with what ext4 needs beside it, and not for two.
+ROOM_BYTES = 32 * MIB
 
 LOOP = pytest.param(volume.LOOP, marks=pytest.mark.needs("root", "loop"))
 QUOTA = pytest.param(volume.QUOTA, marks=pytest.mark.needs("root", "quota"))
@@ -52,6 +56,28 @@ def mounted(environment_id: str, size: VolumeSize, kind: str) -> Iterator[int]:
         yield root
     finally:
         os.close(root)
+
+
+@pytest.fixture
+def small_state(state: Path) -> Iterator[Path]:
+    """The state directory on a file system of its own, with room for one volume and the margin."""
+    size = free_space.MARGIN_BYTES + ROOM_BYTES
+    options = f"size={size},mode=0755"
+    subprocess.run(["mount", "-t", "tmpfs", "-o", options, "none", str(state)], check=True)
+    yield state
+    for environment_id in (FIRST, SECOND):
+        volume.erase(environment_id)
+    subprocess.run(["umount", str(state)], check=True)
+    (state / "volumes").mkdir()
+
+
+def used_of(state: Path, environment_id: str) -> project_quota.Used:
+    """What a quota volume holds now, its own root directory included."""
+    volumes = os.open(state / "volumes", os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        return project_quota.used(volumes, environment_id)
+    finally:
+        os.close(volumes)
 
 
 @contextmanager
@@ -151,6 +177,46 @@ def test_space_that_is_not_there_is_not_promised(state: Path, kind: str) -> None
 
 
 @pytest.mark.parametrize("kind", [LOOP], indirect=True)
+def test_volumes_leave_the_margin_to_what_else_is_written_there(
+    small_state: Path, kind: str
+) -> None:
+    larger = VolumeSize(workspace_bytes=ROOM_BYTES + MIB, inodes_max=100)
+    with refused(errno.ENOSPC):
+        volume.create(FIRST, larger)
+    with mounted(FIRST, SIZE, kind):  # the control: what there is room for is given
+        with refused(errno.ENOSPC):
+            volume.create(SECOND, SIZE)
+        status = os.statvfs(small_state)
+        assert status.f_bavail * status.f_frsize >= free_space.MARGIN_BYTES
+        assert os.listdir(small_state / "volumes") == [f"{FIRST}.img"]
+
+
+@pytest.mark.parametrize("kind", [LOOP], indirect=True)
+def test_no_attempt_at_an_image_takes_what_is_not_there(
+    small_state: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    allocated: list[int] = []
+
+    def allocate(image: int, offset: int, size: int) -> None:
+        allocated.append(size)
+        other = os.open(small_state / "volumes", os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            with pytest.raises(BlockingIOError):  # nobody counts while this is being taken
+                fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        finally:
+            os.close(other)
+        real(image, offset, size)
+
+    real = os.posix_fallocate
+    monkeypatch.setattr(os, "posix_fallocate", allocate)
+    with refused(errno.ENOSPC):
+        volume.create(FIRST, VolumeSize(workspace_bytes=ROOM_BYTES + MIB, inodes_max=100))
+    assert allocated == []
+    with mounted(FIRST, SIZE, kind):
+        assert len(allocated) == 1  # the control
+
+
+@pytest.mark.parametrize("kind", [LOOP], indirect=True)
 def test_a_loop_image_is_allocated_before_it_is_used(state: Path, kind: str) -> None:
     with mounted(FIRST, SIZE, kind):
         status = (state / "volumes" / f"{FIRST}.img").stat()
@@ -194,13 +260,12 @@ def test_a_loop_volume_is_not_resized(state: Path, kind: str) -> None:
 
 @pytest.mark.parametrize("kind", [QUOTA], indirect=True)
 def test_a_quota_follows_a_resize(state: Path, kind: str) -> None:
-    assert volume.kind_available() == volume.QUOTA
     with mounted(FIRST, SIZE, kind) as root:
         volume.resize(FIRST, VolumeSize(workspace_bytes=SIZE.workspace_bytes, inodes_max=16))
         assert as_workload(root, "files")[0] == 16
         volume.resize(FIRST, VolumeSize(workspace_bytes=4 * MIB, inodes_max=17))
         assert 3 * MIB < as_workload(root, "bytes")[0] <= 4 * MIB
-        used = volume.usage(FIRST)
+        used = used_of(state, FIRST)
         assert 3 * MIB < used.bytes_used <= 4 * MIB
         assert used.inodes_used == 18  # with the root directory
 
@@ -222,7 +287,7 @@ def test_one_volume_does_not_eat_anothers_promise(state: Path, kind: str) -> Non
 def test_volumes_are_projects_of_their_own(state: Path, kind: str) -> None:
     with mounted(FIRST, SIZE, kind) as first, mounted(SECOND, SIZE, kind) as second:
         as_workload(first, "bytes")
-        assert volume.usage(SECOND).bytes_used < MIB
+        assert used_of(state, SECOND).bytes_used < MIB
         assert as_workload(second, "bytes")[0] >= SIZE.workspace_bytes * 0.98
 
 

@@ -15,7 +15,7 @@ from contextlib import suppress
 
 from sbxd.jail import syscalls
 from sbxd.jail.plan import WORKLOAD_ID
-from sbxd.launcher.kernel import hostpaths, process
+from sbxd.launcher.kernel import free_space, hostpaths, process
 from sbxd.launcher.requests import VolumeSize
 
 _SUFFIX = ".img"
@@ -58,7 +58,7 @@ def create(directory: int, name: str, size: VolumeSize) -> int:
     flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
     image = os.open(name + _SUFFIX, flags, 0o600, dir_fd=directory)
     try:
-        os.posix_fallocate(image, 0, _image_bytes(size))
+        _allocate(directory, image, _image_bytes(size))
         _format(image, size)
         device, path = _attach(directory, name, image)
         try:
@@ -78,6 +78,14 @@ def erase(directory: int, name: str) -> None:
     """Remove the image. Idempotent."""
     with suppress(FileNotFoundError):
         os.unlink(name + _SUFFIX, dir_fd=directory)
+
+
+def _allocate(directory: int, image: int, size: int) -> None:
+    """Not by trying: the attempt itself would leave nobody any room until it is given up."""
+    with free_space.exclusive(directory):
+        if size > free_space.free(directory)[0]:
+            raise OSError(errno.ENOSPC, "the volume is larger than what is free")
+        os.posix_fallocate(image, 0, size)
 
 
 def _image_bytes(size: VolumeSize) -> int:

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 
 from sbxd.jail import syscalls
 from sbxd.jail.plan import WORKLOAD_ID
+from sbxd.launcher.kernel import free_space
 from sbxd.launcher.requests import VolumeSize
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
@@ -42,8 +43,6 @@ _PROJECT_INHERIT = 0x200
 
 _FIRST_ID = 0x5342_0000
 _LAST_ID = 0x5342_FFFF
-_MARGIN_BYTES = 64 * 1024 * 1024
-_MARGIN_INODES = 1024
 _OPEN_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -65,9 +64,8 @@ def is_enforced(directory: int) -> bool:
         _quotactl(directory, _Q_XGETQSTATV, 0, raw)
         _project(directory)
     except OSError as problem:
-        if problem.errno in (errno.ENOSYS, errno.EINVAL, errno.ENOTTY, errno.EOPNOTSUPP):
-            return False
-        if problem.errno == errno.ESRCH:
+        none = (errno.ENOSYS, errno.EINVAL, errno.ENOTTY, errno.EOPNOTSUPP, errno.ESRCH)
+        if problem.errno in none:
             return False
         raise
     flags = _QSTATV_HEAD.unpack_from(raw)[2]
@@ -206,9 +204,7 @@ def _require_room(
     directory: int, size: VolumeSize, others: Iterable[int], own: Used | None = None
 ) -> None:
     """Raises ENOSPC when the size is more than what is free and promised to nobody."""
-    status = os.fstatvfs(directory)
-    free_bytes = status.f_bavail * status.f_frsize - _MARGIN_BYTES
-    free_inodes = status.f_favail - _MARGIN_INODES
+    free_bytes, free_inodes = free_space.free(directory)
     for project in others:
         promise = _used(directory, project)
         free_bytes -= max(promise.bytes_max - promise.bytes_used, 0)

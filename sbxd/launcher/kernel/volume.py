@@ -12,13 +12,12 @@ directory, `<id>.img` a loop image.
 """
 
 import errno
-import fcntl
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from sbxd.launcher.kernel import hostpaths, loop_image, mounts, project_quota
+from sbxd.launcher.kernel import free_space, hostpaths, loop_image, mounts, project_quota
 from sbxd.launcher.requests import VOLUME_QUOTA, VolumeSize
 
 QUOTA = VOLUME_QUOTA
@@ -33,20 +32,6 @@ class VolumeHandle:
     mount_fd: int
 
 
-@dataclass(frozen=True)
-class VolumeUsage:
-    """What a volume holds now, its own root directory included."""
-
-    bytes_used: int
-    inodes_used: int
-
-
-def kind_available() -> str:
-    """QUOTA or LOOP: what `create` will make here. Raises OSError."""
-    with _directory() as directory:
-        return QUOTA if project_quota.is_enforced(directory) else LOOP
-
-
 def create(environment_id: str, size: VolumeSize) -> VolumeHandle:
     """Make the volume. After a failure nothing of it is left.
 
@@ -58,7 +43,7 @@ def create(environment_id: str, size: VolumeSize) -> VolumeHandle:
     name = hostpaths.volume_name(environment_id)
     with _directory() as directory:
         if project_quota.is_enforced(directory):
-            with _exclusive(directory):
+            with free_space.exclusive(directory):
                 made = VolumeHandle(QUOTA, project_quota.create(directory, name, size))
         else:
             made = VolumeHandle(LOOP, loop_image.create(directory, name, size))
@@ -77,19 +62,8 @@ def resize(environment_id: str, size: VolumeSize) -> None:
     with _directory() as directory:
         if loop_image.exists(directory, name):
             raise OSError(errno.EOPNOTSUPP, "a loop volume has the size that it was made with")
-        with _exclusive(directory):
+        with free_space.exclusive(directory):
             project_quota.resize(directory, name, size)
-
-
-def usage(environment_id: str) -> VolumeUsage:
-    """What a QUOTA volume holds. Raises OSError: EOPNOTSUPP for a loop volume (the steward can
-    tell), ENOENT when there is none."""
-    name = hostpaths.volume_name(environment_id)
-    with _directory() as directory:
-        if loop_image.exists(directory, name):
-            raise OSError(errno.EOPNOTSUPP, "ask the steward")
-        used = project_quota.used(directory, name)
-        return VolumeUsage(used.bytes_used, used.inodes_used)
 
 
 def erase(environment_id: str) -> None:
@@ -110,13 +84,3 @@ def _directory() -> Iterator[int]:
         yield descriptor
     finally:
         os.close(descriptor)
-
-
-@contextmanager
-def _exclusive(directory: int) -> Iterator[None]:
-    """One helper at a time counts promises and takes a project id."""
-    fcntl.flock(directory, fcntl.LOCK_EX)
-    try:
-        yield
-    finally:
-        fcntl.flock(directory, fcntl.LOCK_UN)
