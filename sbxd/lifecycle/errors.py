@@ -6,6 +6,7 @@ remedy that is written here; the detail stays.
 
 import errno
 
+from sbxd.lifecycle.journal import JournalUnwritable
 from sbxd.mechanism.protocol import (
     CommandNotStarted,
     ConfinementMismatch,
@@ -50,9 +51,11 @@ def audit_unavailable() -> ExecutionUnavailable:
     )
 
 
-def journal_unwritable() -> ExecutionUnavailable:
+def journal_unwritable(problem: JournalUnwritable) -> ExecutionUnavailable:
     return ExecutionUnavailable(
-        UnavailableCode.SETUP_FAILED, "the creation journal takes no record"
+        UnavailableCode.SETUP_FAILED,
+        f"the creation journal takes no record ({problem}): is the disk of the state directory "
+        "full, or broken?",
     )
 
 
@@ -67,6 +70,11 @@ def not_proven_gone() -> ExecutionUnavailable:
         UnavailableCode.SETUP_FAILED,
         "it stays quarantined: not everything of it can be proven gone",
     )
+
+
+def lacks_room(problem: MechanismError) -> bool:
+    """Whether a volume was refused for want of disk."""
+    return (problem.step, problem.errno) == ("volume", errno.ENOSPC)
 
 
 def setup_failed(problem: MechanismError) -> ExecutionUnavailable:
@@ -100,8 +108,8 @@ _REMEDIES: dict[tuple[str, int | None], str] = {
     ("anchor", errno.EACCES): "the host forbids to run a program from memory: set the sysctl "
     "vm.memfd_noexec to 1 or 0",
     ("volume", errno.ENOSPC): "the state directory has no room for a workspace of this size beside "
-    "those that are promised: ask for less (`sbxctl run --disk`), or lower "
-    "limits.defaults.workspace_bytes or reserve.slots, whose slots are promised theirs",
+    "those in use, which are promised theirs: ask for less (`sbxctl run --disk`), or lower "
+    "limits.defaults.workspace_bytes; prepared slots have given way already",
     ("volume", None): "the workspace could not be made: see `sbxctl doctor` about project_quota",
     ("image", None): "the image cannot be mounted: import it again",
     ("id_maps", None): "this host cannot show files under other ids: see `sbxctl doctor`",

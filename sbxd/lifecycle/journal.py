@@ -244,7 +244,10 @@ class JournalStore:
                     run("ROLLBACK")
                 raise
         except sqlite3.Error as problem:
-            raise JournalUnwritable(type(problem).__name__) from None
+            # None of the database's own: it may quote what was to be written.
+            raise JournalUnwritable(
+                getattr(problem, "sqlite_errorname", type(problem).__name__)
+            ) from None
 
     def _prune_epochs(self, run: "_Run") -> None:
         run(

@@ -220,8 +220,8 @@ class LocalEnvironments:
             raise errors.setup_failed(problem) from None
         except AuditUnavailable:
             raise errors.audit_unavailable() from None
-        except JournalUnwritable:
-            raise errors.journal_unwritable() from None
+        except JournalUnwritable as problem:
+            raise errors.journal_unwritable(problem) from None
         if proof is None:
             raise errors.not_proven_gone()
         self._registry.forget_quarantined(EnvironmentId(name))

@@ -52,7 +52,8 @@ class PoolStatus(Struct, frozen=True, kw_only=True):
     hits by the age of the slot at its hand-out: at most AGE_BOUNDS_SECONDS[i] (and more than the
     bound before), the last beyond all. age_seconds_sum: of all hits. built, failed: preparations of
     the pool's own. discarded: slots that were ended without a tenant, for age, for a change of
-    what is wanted, or at the shutdown. slots_min, slots_max: the operator's bounds.
+    what is wanted, for a request whose volume had no room beside theirs, or at the shutdown.
+    slots_min, slots_max: the operator's bounds.
     """
 
     slots_min: int

@@ -5,10 +5,12 @@ Places are given to tenants in turn (`sbxd.policy.fairness`).
 Invariants: the intent is durable before anything is built; the run's lower epochs are ended once
 the new one is claimed, before it is handed out; between any two steps the environment may have
 been ended by someone else, and then it is not handed out; whatever fails or is cancelled is ended
-in the background, so that no caller waits for it.
+in the background, so that no caller waits for it; no request fails for want of disk that slots of
+the reserve hold.
 """
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from datetime import timedelta
 
 import trio
@@ -82,6 +84,31 @@ class Provisioner:
         self, owner: Peer, specification: EnvironmentSpec, stages: Stages
     ) -> EnvironmentHandle:
         started_at = trio.current_time()
+        profile = SlotProfile(
+            specification.image_digest, specification.limits, network_shape(specification.egress)
+        )
+        reserve = self._registry.reserve
+        with ExitStack() as held:
+            while True:
+                try:
+                    return await self._attempt(owner, specification, profile, started_at, stages)
+                except MechanismError as problem:
+                    if not errors.lacks_room(problem):
+                        raise errors.setup_failed(problem) from None
+                    held.enter_context(reserve.held())
+                    stages.enter(Stage.ROOM)
+                    if not await reserve.give_way(profile):
+                        raise errors.setup_failed(problem) from None
+
+    async def _attempt(
+        self,
+        owner: Peer,
+        specification: EnvironmentSpec,
+        profile: SlotProfile,
+        started_at: float,
+        stages: Stages,
+    ) -> EnvironmentHandle:
+        """Raises MechanismError for what the mechanism could not do; PortError for the rest."""
         tenancy = Tenancy(
             owner_uid=owner.uid,
             tenant_id=specification.tenant_id,
@@ -90,9 +117,6 @@ class Provisioner:
         )
         await self._wait_room(owner, specification)
         stages.enter(Stage.JOURNAL)
-        profile = SlotProfile(
-            specification.image_digest, specification.limits, network_shape(specification.egress)
-        )
         budgets = effective_budgets(specification.budgets, self._settings.limits.budgets)
         tenant = Tenant(tenancy, specification, Account(budgets), taken_at=started_at)
         slot = self._registry.reserve.find(profile)
@@ -125,14 +149,11 @@ class Provisioner:
         except JournalUnwritable as problem:
             slot.request_end(DestroyReason.PROVISION_FAILED)
             await self._registry.report_unwritable(slot.environment_id, problem)
-            raise errors.journal_unwritable() from None
-        except MechanismError as problem:
-            slot.request_end(DestroyReason.PROVISION_FAILED)
-            raise errors.setup_failed(problem) from None
+            raise errors.journal_unwritable(problem) from None
         except AuditUnavailable:
             slot.request_end(DestroyReason.PROVISION_FAILED)
             raise errors.audit_unavailable() from None
-        except PortError:
+        except (MechanismError, PortError):
             slot.request_end(DestroyReason.PROVISION_FAILED)
             raise
         except BaseException:

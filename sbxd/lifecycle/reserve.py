@@ -9,12 +9,14 @@ Invariants: a slot is handed out once; taking one never waits; one is built at a
 a slot is left, building waits until no request has been served for `PAUSE_SECONDS`, though never
 longer than `PATIENCE_SECONDS`, and with slots to spare `PATIENCE_FILLED_SECONDS`: on a small host
 the pool must not slow down the request that it exists for, nor the one that follows a hand-out.
-After a failure the next attempt waits, twice as long each time. At most `KINDS_MAX` kinds are
-remembered, those asked for least are forgotten.
+After a failure the next attempt waits, twice as long each time. Slots give way to a request whose
+volume has no room beside theirs. At most `KINDS_MAX` kinds are remembered, those asked for least
+are forgotten.
 """
 
 from collections import Counter, deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import msgspec
@@ -125,6 +127,8 @@ class Reserve:
         self._is_busy = is_busy
         self._slots: list[Supervisor] = []  # oldest first
         self._building: PoolKey | None = None
+        self._build_over = trio.Event()
+        self._holds = 0
         self._kinds: dict[PoolKey, _Kind] = {}
         self._volume = VolumeBinding.AT_BUILD  # until a slot shows that it is otherwise here
         self._counts = _Counts()
@@ -222,6 +226,39 @@ class Reserve:
         kind.demand = pool.after_arrival(kind.demand, now, missing)
         self._changed.set()
 
+    # --- giving way ---------------------------------------------------------------------------
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """No slot is begun meanwhile."""
+        self._holds += 1
+        try:
+            yield
+        finally:
+            self._holds -= 1
+            self._changed.set()
+
+    async def give_way(self, wanted: SlotProfile) -> bool:
+        """For a request whose volume has no room: once what is being built is there, leave a slot
+        that fits it, or else end the oldest ones that hold as many bytes, and wait until they are
+        gone. Whether anything has changed for it. To be called with the pool `held`.
+
+        Cancellation: what has been asked to end ends all the same.
+        """
+        if self._building is not None:
+            await self._build_over.wait()
+        if self.find(wanted) is not None:
+            return True
+        ended: list[Supervisor] = []
+        for slot in self._slots:
+            freed = sum(each.profile.limits.workspace_bytes for each in ended)
+            if freed < wanted.limits.workspace_bytes and slot.state is State.READY:
+                slot.request_end(DestroyReason.SUPERSEDED)
+                ended.append(slot)
+        for slot in ended:
+            await slot.last_attempt_over.wait()
+        return bool(ended)
+
     # --- kinds --------------------------------------------------------------------------------
 
     def _key(self, profile: SlotProfile) -> PoolKey:
@@ -302,19 +339,26 @@ class Reserve:
             self._changed = trio.Event()
             given = self._given()
             self._end_surplus(given)
-            if pool.next_to_build(given, self._have()) is None:
+            if self._next_to_build(given) is None:
                 await self._wait_change(given)
                 continue
             await self._wait_pause(given)
-            given = self._given()
-            key = pool.next_to_build(given, self._have())
+            key = self._next_to_build(self._given())
             if key is None:
                 continue
-            if await self._build_one(key):
+            self._build_over = trio.Event()
+            try:
+                is_built = await self._build_one(key)
+            finally:
+                self._build_over.set()
+            if is_built:
                 retry_seconds = RETRY_SECONDS_MIN
                 continue
             await trio.sleep(retry_seconds)
             retry_seconds = min(2 * retry_seconds, RETRY_SECONDS_MAX)
+
+    def _next_to_build(self, given: dict[PoolKey, int]) -> PoolKey | None:
+        return pool.next_to_build(given, self._have()) if self._holds == 0 else None
 
     async def _build_one(self, key: PoolKey) -> bool:
         """Whether there is one more now."""

@@ -4,6 +4,7 @@ Faults: `fail_call(n)` makes the n-th call of the mechanism (of whatever method)
 is what a kernel's inventory would list.
 """
 
+import errno
 import itertools
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -80,6 +81,7 @@ class Script:
     volume_binding: VolumeBinding = VolumeBinding.AT_BUILD
     fail_at: int | None = None
     bridge_fails: bool = False
+    disk_bytes: int | None = None  # of all volumes together, while they exist
     leaves_residue: bool = False  # a preparation that fails or is cancelled removes nothing
     on_call: Callable[[str], None] = lambda _name: None
 
@@ -319,6 +321,7 @@ class MechanismDouble:
     def __init__(self, script: Script | None = None) -> None:
         self.script = script if script is not None else Script()
         self.existing: dict[EnvironmentId, tuple[str, ...]] = {}
+        self.volumes: dict[EnvironmentId, int] = {}
         self.sandboxes: list[DoubleSandbox] = []
         self.calls: list[str] = []
         self.shares: list[dict[EnvironmentId, int]] = []
@@ -339,14 +342,22 @@ class MechanismDouble:
         self.existing[environment_id] = ("scope", "volume")
         try:
             await self.call("prepare")
+            self._allocate(environment_id, profile.limits.workspace_bytes)
             await trio.sleep(self.script.prepare_seconds)
         except BaseException:
             if not self.script.leaves_residue:
                 del self.existing[environment_id]
+                self.volumes.pop(environment_id, None)
             raise
         sandbox = DoubleSandbox(self, environment_id, profile)
         self.sandboxes.append(sandbox)
         return sandbox
+
+    def _allocate(self, environment_id: EnvironmentId, size: int) -> None:
+        disk_bytes = self.script.disk_bytes
+        if disk_bytes is not None and sum(self.volumes.values()) + size > disk_bytes:
+            raise MechanismError("volume", errno.ENOSPC)
+        self.volumes[environment_id] = size
 
     async def remove(self, environment_id: EnvironmentId) -> None:
         await self.call("destroy")
@@ -355,6 +366,7 @@ class MechanismDouble:
             self.script.destroy_failures -= 1
             raise MechanismError("umount", 16)
         self.existing.pop(environment_id, None)
+        self.volumes.pop(environment_id, None)
 
     async def share(self, weights: Mapping[EnvironmentId, int]) -> None:
         await self.call("share")

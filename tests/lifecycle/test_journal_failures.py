@@ -33,6 +33,7 @@ REPAIR = {
     "full": "PRAGMA max_page_count = 1073741823",
     "read-only": "PRAGMA query_only = OFF",
 }
+NAME = {"full": "SQLITE_FULL", "read-only": "SQLITE_READONLY"}
 
 
 def fill(world: World) -> None:
@@ -65,7 +66,9 @@ async def test_nothing_new_is_built_and_what_exists_is_destroyed(
             await world.environments.provision(WORKER, spec(run="new"))
         assert refused.value.code is UnavailableCode.SETUP_FAILED
         assert set(world.mechanism.existing) == existing
-        assert len(world.sink.of(JournalWriteFailed)) == 1
+        (alert,) = world.sink.of(JournalWriteFailed)
+        assert alert.detail == NAME[how]
+        assert NAME[how] in refused.value.detail
         assert (await world.run(old)).exit_code == 0
         await world.environments.destroy(WORKER, old)
         await trio.sleep(10)

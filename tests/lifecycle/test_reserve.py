@@ -20,10 +20,12 @@ from sbxd.lifecycle.journal import JournalState
 from sbxd.lifecycle.reserve import fits
 from sbxd.mechanism.protocol import SlotProfile
 from sbxd.port.environment import EnvironmentHandle
-from sbxd.port.errors import PortError, StaleLease
+from sbxd.port.errors import ExecutionUnavailable, PortError, StaleLease
 from sbxd.port.limits import MIB
 from tests.lifecycle.double import Behaviour, Script
 from tests.lifecycle.world import IMAGE, LIMITS, WITH_RESERVE, WORKER, open_world, spec
+
+VOLUME_BYTES = LIMITS.workspace_bytes
 
 
 def test_a_slot_fits_when_image_and_volume_are_the_same() -> None:
@@ -186,6 +188,58 @@ async def test_slots_of_an_image_that_is_removed_give_way(
         described = await world.environments.describe()
         assert (described.reserve_ready, described.reserve_target) == (0, 0)
         assert world.mechanism.existing == {}
+
+
+async def test_slots_give_way_to_a_volume_that_has_no_room_beside_theirs(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    script = Script(disk_bytes=2 * VOLUME_BYTES, destroy_seconds=2)
+    async with open_world(tmp_path, settings=WITH_RESERVE, script=script) as world:
+        await trio.sleep(1)
+        oldest, newest = world.mechanism.sandboxes
+        smaller = msgspec.structs.replace(LIMITS, workspace_bytes=VOLUME_BYTES - MIB)
+        handle = await world.environments.provision(WORKER, spec(limits=smaller))
+        assert (oldest.destroyed, newest.destroyed) == (True, False), "no more than is needed"
+        assert (await world.run(handle)).exit_code == 0
+        # The control: there is no room for a third, and what holds the room is nobody's to end.
+        another = await world.environments.provision(WORKER, spec(run="another"))
+        with pytest.raises(ExecutionUnavailable, match="no room for a workspace"):
+            await world.environments.provision(WORKER, spec(run="a third"))
+        assert (await world.run(another)).exit_code == 0
+        await world.environments.destroy(WORKER, handle)
+        await world.environments.destroy(WORKER, another)
+        await trio.sleep(120)
+        assert (await world.environments.describe()).reserve_ready == 2, "the pool is filled again"
+
+
+async def test_a_request_that_has_no_room_beside_the_slot_in_the_making_gets_that_one(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    script = Script(disk_bytes=VOLUME_BYTES, prepare_seconds=3)
+    async with open_world(tmp_path, settings=WITH_RESERVE, script=script) as world:
+        await trio.sleep(1)
+        assert (await world.environments.describe()).reserve_ready == 0
+        handle = await world.environments.provision(WORKER, spec())
+        (event,) = world.sink.of(EnvironmentProvisioned)
+        assert event.origin is SlotOrigin.RESERVE
+        assert handle.environment_id == world.mechanism.sandboxes[0].environment_id
+        assert trio.current_time() >= 3
+
+
+async def test_a_request_that_is_given_up_while_slots_give_way_holds_nothing_up(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    script = Script(disk_bytes=2 * VOLUME_BYTES, destroy_seconds=5)
+    async with open_world(tmp_path, settings=WITH_RESERVE, script=script) as world:
+        await trio.sleep(1)
+        larger = msgspec.structs.replace(LIMITS, workspace_bytes=VOLUME_BYTES + MIB)
+        with trio.move_on_after(1) as given_up:
+            await world.environments.provision(WORKER, spec(limits=larger))
+        assert given_up.cancelled_caught
+        assert [each.destroyed for each in world.mechanism.sandboxes] == [False, False]
+        await trio.sleep(120)
+        assert [each.destroyed for each in world.mechanism.sandboxes][:2] == [True, True]
+        assert (await world.environments.describe()).reserve_ready == 2, "the pool is filled again"
 
 
 steps = st.lists(
