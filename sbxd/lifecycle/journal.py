@@ -14,7 +14,9 @@ When the database refuses a quarantine, a marker file beside it says the same: `
 import os
 import re
 import sqlite3
-from collections.abc import Callable, Mapping
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
@@ -35,6 +37,8 @@ GONE_KEPT = 16_384
 EPOCHS_KEPT_SECONDS = 30 * 86_400
 EPOCHS_KEPT = 16_384
 _PRUNE_EVERY = 1024
+# The table decides; so many of the latest, at hand, spare an outdated request a slot.
+EPOCHS_AT_HAND = 256
 # Without a bound the daemon grows with the journal, by 2 MiB; the kernel caches the pages anyway.
 _CACHE_KIB = 256
 _SCHEMA = (
@@ -257,7 +261,7 @@ class JournalStore:
         )
 
     def _claim(self, run: "_Run", tenancy: Tenancy) -> None:
-        key = (tenancy.owner_uid, tenancy.tenant_id, tenancy.run_id)
+        key = _key(tenancy)
         row = run(
             "SELECT lease_epoch FROM epochs WHERE owner_uid = ? AND tenant_id = ? AND run_id = ?",
             key,
@@ -307,6 +311,11 @@ class JournalStore:
 
 
 _Run = Callable[..., sqlite3.Cursor]
+_RunKey = tuple[int, TenantId, RunId]
+
+
+def _key(tenancy: Tenancy) -> _RunKey:
+    return tenancy.owner_uid, tenancy.tenant_id, tenancy.run_id
 
 
 class Runner(Protocol):
@@ -336,20 +345,49 @@ class Journal:
     def __init__(self, store: JournalStore, run: Runner) -> None:
         self._store = store
         self._run = run
+        self._epochs: OrderedDict[_RunKey, int] = OrderedDict()
+
+    def refuse_outdated(self, tenancy: Tenancy) -> None:
+        """Raises EpochTooLow for an epoch that is below one at hand. That none is raised says
+        nothing: what records a tenancy decides. Never blocks."""
+        seen = self._epochs.get(_key(tenancy), 0)
+        if seen > tenancy.lease_epoch:
+            raise EpochTooLow(seen)
+
+    @contextmanager
+    def _noting_epoch(self, tenancy: Tenancy) -> Iterator[None]:
+        try:
+            yield
+        except EpochTooLow as problem:
+            self._note_epoch(tenancy, problem.seen)
+            raise
+        self._note_epoch(tenancy, tenancy.lease_epoch)
+
+    def _note_epoch(self, tenancy: Tenancy, seen: int) -> None:
+        key = _key(tenancy)
+        self._epochs[key] = max(seen, self._epochs.pop(key, 0))
+        if len(self._epochs) > EPOCHS_AT_HAND:
+            self._epochs.popitem(last=False)
 
     async def intend(self, environment_id: EnvironmentId, tenancy: Tenancy | None) -> None:
         """Record, durably, that an environment may be built from now on.
 
         tenancy: None for a slot of the reserve. Raises EpochTooLow; then nothing is recorded.
         """
-        await self._run(partial(self._store.intend, environment_id, tenancy))
+        operation = partial(self._store.intend, environment_id, tenancy)
+        if tenancy is None:
+            await self._run(operation)
+            return
+        with self._noting_epoch(tenancy):
+            await self._run(operation)
 
     async def assign(self, environment_id: EnvironmentId, tenancy: Tenancy) -> None:
         """Record that an intended environment is handed to a run.
 
         Raises EpochTooLow; then nothing is recorded.
         """
-        await self._run(partial(self._store.assign, environment_id, tenancy))
+        with self._noting_epoch(tenancy):
+            await self._run(partial(self._store.assign, environment_id, tenancy))
 
     async def note(self, environment_id: EnvironmentId, state: JournalState) -> None:
         """Record where an environment is. A quarantined one stays quarantined."""

@@ -6,9 +6,8 @@ that is not final and leads to DESTROYING, from which only a proof (DESTROYED) r
 cannot be proven stopped is QUARANTINED, which is final: when it is proven gone later, or released
 by an operator, the whole record goes (`sbxd.lifecycle.reconcile`).
 
-Invariants: a slot is READY at most once after its construction, but for RETURNED, which takes
-back a hand-out before anything of the tenant touched the slot. An unknown pair raises and changes
-nothing. Pure.
+Invariants: a slot is READY at most once, after its construction: what was taken is never given
+back. An unknown pair raises and changes nothing. Pure.
 """
 
 from collections.abc import Mapping
@@ -30,7 +29,6 @@ class State(StrEnum):
 class Event(StrEnum):
     PREPARED = "PREPARED"
     TAKEN = "TAKEN"
-    RETURNED = "RETURNED"
     ASSIGNED = "ASSIGNED"
     COMMAND_STARTED = "COMMAND_STARTED"
     COMMAND_FINISHED = "COMMAND_FINISHED"
@@ -53,11 +51,7 @@ TABLE: Mapping[State, Mapping[Event, State]] = MappingProxyType(
     {
         State.PREPARING: {Event.PREPARED: State.READY, Event.END: State.DESTROYING},
         State.READY: {Event.TAKEN: State.ASSIGNING, Event.END: State.DESTROYING},
-        State.ASSIGNING: {
-            Event.RETURNED: State.READY,
-            Event.ASSIGNED: State.LIVE,
-            Event.END: State.DESTROYING,
-        },
+        State.ASSIGNING: {Event.ASSIGNED: State.LIVE, Event.END: State.DESTROYING},
         State.LIVE: {Event.COMMAND_STARTED: State.RUNNING, Event.END: State.DESTROYING},
         State.RUNNING: {Event.COMMAND_FINISHED: State.LIVE, Event.END: State.DESTROYING},
         State.DESTROYING: {

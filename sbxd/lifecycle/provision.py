@@ -9,9 +9,10 @@ in the background, so that no caller waits for it; no request fails for want of 
 the reserve hold.
 """
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import ExitStack
 from datetime import timedelta
+from functools import partial
 
 import trio
 
@@ -20,7 +21,7 @@ from sbxd.audit.sink import AuditUnavailable
 from sbxd.lifecycle import errors
 from sbxd.lifecycle.environments import Peer
 from sbxd.lifecycle.journal import EpochTooLow, JournalState, JournalUnwritable, Tenancy
-from sbxd.lifecycle.machine import Event, State
+from sbxd.lifecycle.machine import Event
 from sbxd.lifecycle.registry import Clock, Registry
 from sbxd.lifecycle.stages import Stage, Stages
 from sbxd.lifecycle.supervisor import Parts, Supervisor, Tenant
@@ -45,6 +46,8 @@ from sbxd.settings import Settings
 # How many requests may wait for a place that is being vacated.
 WAITING_MAX = 256
 WAITING_OF_TENANT_MAX = 64
+# How a step of a hand-out fails.
+_HAND_OUT_FAILURES = (EpochTooLow, JournalUnwritable, MechanismError, AuditUnavailable)
 
 
 class Provisioner:
@@ -116,6 +119,10 @@ class Provisioner:
             lease_epoch=specification.lease_epoch,
         )
         await self._wait_room(owner, specification)
+        try:
+            self._parts.journal.refuse_outdated(tenancy)
+        except EpochTooLow as problem:
+            raise _outdated(tenancy, problem) from None
         stages.enter(Stage.JOURNAL)
         budgets = effective_budgets(specification.budgets, self._settings.limits.budgets)
         tenant = Tenant(tenancy, specification, Account(budgets), taken_at=started_at)
@@ -123,29 +130,18 @@ class Provisioner:
         origin = SlotOrigin.COLD if slot is None else SlotOrigin.RESERVE
         if slot is None:
             slot = self._registry.new(profile)
-        age_ends_at = slot.ends_at
         slot.tenant = tenant
         slot.ends_at = float("inf")  # the start budget bounds it until it is handed out
         slot.holders.add(owner.connection_id)
         try:
             if origin is SlotOrigin.RESERVE:
                 slot.apply(Event.TAKEN)
-                try:
-                    await self._parts.journal.assign(slot.environment_id, tenancy)
-                except EpochTooLow:
-                    self._return_untouched(slot, age_ends_at)
-                    raise
-                self._registry.reserve.handed_out(slot)
-                self._supersede(slot)
             else:
                 await self._build_for(slot, tenancy, stages)
-            stages.enter(Stage.LIMITS)
             return await self._hand_out(slot, origin, started_at, stages)
         except EpochTooLow as problem:
-            raise StaleLease(
-                f"lease_epoch: {tenancy.lease_epoch} is below {problem.seen}, which has been seen "
-                "for this run"
-            ) from None
+            slot.request_end(DestroyReason.STALE_LEASE)
+            raise _outdated(tenancy, problem) from None
         except JournalUnwritable as problem:
             slot.request_end(DestroyReason.PROVISION_FAILED)
             await self._registry.report_unwritable(slot.environment_id, problem)
@@ -254,7 +250,7 @@ class Provisioner:
         )
         slot.handle = handle
         slot.ends_at = trio.current_time() + lifetime_seconds
-        await self._bind_and_record(
+        await self._claim_bind_and_record(
             slot,
             stages,
             EnvironmentProvisioned(
@@ -280,28 +276,43 @@ class Provisioner:
         self._registry.reserve.wake()
         return handle
 
-    async def _bind_and_record(
+    async def _claim_bind_and_record(
         self, slot: Supervisor, stages: Stages, event: EnvironmentProvisioned
     ) -> None:
-        """Bind the limits while the record is written: of one that fails the record has the end,
-        too. Raises MechanismError, AuditUnavailable, after both."""
-        failures: list[MechanismError | AuditUnavailable] = []
+        """What is left of a hand-out, all at once: the run's claim on a slot of the reserve goes
+        into the journal, the limits are bound, the record is written. Of one that fails the record
+        has the end, too.
 
-        async def bind() -> None:
-            try:
-                await slot.sandbox.assign(slot.specification.limits)
-            except MechanismError as problem:
-                failures.append(problem)
-            stages.enter(Stage.AUDIT)
+        Raises EpochTooLow, JournalUnwritable, MechanismError, AuditUnavailable, the first of these
+        in this order, after all three.
+        """
+        is_claimed = event.origin is SlotOrigin.COLD
+        failures: dict[Stage, Exception] = {}
+        left = [Stage.JOURNAL, Stage.LIMITS, Stage.AUDIT][1 if is_claimed else 0 :]
+        stages.enter(left[0])
 
-        async with trio.open_nursery() as binding:
-            binding.start_soon(bind)
+        async def attempt(stage: Stage, step: Callable[[], Awaitable[None]]) -> None:
             try:
-                await self._parts.audit.emit(event)
-            except AuditUnavailable as problem:
-                failures.append(problem)
-        if failures:
-            raise failures[0]
+                await step()
+            except _HAND_OUT_FAILURES as problem:
+                failures[stage] = problem
+            left.remove(stage)
+            if left:
+                stages.enter(left[0])
+
+        async with trio.open_nursery() as steps:
+            if not is_claimed:
+                claim = partial(self._parts.journal.assign, slot.environment_id, slot.tenancy)
+                steps.start_soon(attempt, Stage.JOURNAL, claim)
+            bind = partial(slot.sandbox.assign, slot.specification.limits)
+            steps.start_soon(attempt, Stage.LIMITS, bind)
+            await attempt(Stage.AUDIT, partial(self._parts.audit.emit, event))
+        for stage in (Stage.JOURNAL, Stage.LIMITS, Stage.AUDIT):
+            if stage in failures:
+                raise failures[stage]
+        if not is_claimed:
+            self._registry.reserve.handed_out(slot)
+            self._supersede(slot)
 
     def _refuse_unenforced(self, slot: Supervisor) -> None:
         allowed = self._settings.limits.allow_unenforced_limits
@@ -325,12 +336,12 @@ class Provisioner:
                 self._registry.remember_superseded(other)
                 other.request_end(DestroyReason.SUPERSEDED)
 
-    def _return_untouched(self, slot: Supervisor, ends_at: float) -> None:
-        if slot.state is State.ASSIGNING:
-            slot.apply(Event.RETURNED)
-            slot.tenant = None
-            slot.ends_at = ends_at
-            slot.holders.clear()
+
+def _outdated(tenancy: Tenancy, problem: EpochTooLow) -> StaleLease:
+    return StaleLease(
+        f"lease_epoch: {tenancy.lease_epoch} is below {problem.seen}, which has been seen for this "
+        "run"
+    )
 
 
 def _refuse_if_ending(slot: Supervisor) -> None:

@@ -191,7 +191,7 @@ class Reserve:
         there is none.
 
         The caller takes it (`Event.TAKEN`, legal once) before its next checkpoint; until it is
-        assigned or ended it counts, so that one that is returned finds its place free.
+        assigned or ended it counts, so that what replaces it does not slow its hand-out.
         """
         fitting = [
             slot

@@ -112,7 +112,7 @@ class Stale:
 @pytest.mark.parametrize("settings", [DEFAULT, WITH_RESERVE], ids=["cold", "reserve"])
 @pytest.mark.parametrize(
     ("operation", "least"),
-    [(provision, 3), (supersede, 3), (execute, 5), (overrun, 5), (destroy, 1), (reap, 2)],
+    [(provision, 2), (supersede, 2), (execute, 5), (overrun, 5), (destroy, 1), (reap, 2)],
     ids=lambda value: getattr(value, "__name__", ""),
 )
 async def test_a_caller_that_is_cancelled_at_any_step_leaves_nothing(

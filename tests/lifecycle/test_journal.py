@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sbxd.lifecycle.journal import (
+    EPOCHS_AT_HAND,
     EPOCHS_KEPT_SECONDS,
     GONE_KEPT,
     EpochTooLow,
@@ -225,3 +226,34 @@ async def test_the_awaiting_half_serves_from_a_thread(tmp_path: Path) -> None:
     await journal.note(A, JournalState.LIVE)
     assert await journal.states() == {A: JournalState.LIVE}
     store.close()
+
+
+async def test_an_epoch_at_hand_refuses_what_is_below_it_and_decides_nothing_else(
+    tmp_path: Path,
+) -> None:
+    journal = Journal(store_in(tmp_path), OneThread())
+    journal.refuse_outdated(tenancy(1))
+    await journal.intend(A, tenancy(3))
+    journal.refuse_outdated(tenancy(3))
+    journal.refuse_outdated(tenancy(1, "other"))
+    with pytest.raises(EpochTooLow) as refused:
+        journal.refuse_outdated(tenancy(2))
+    assert refused.value.seen == 3
+    # A refusal of the table's is at hand from then on, and lowers nothing.
+    with pytest.raises(EpochTooLow):
+        await journal.assign(A, tenancy(1))
+    with pytest.raises(EpochTooLow) as refused:
+        journal.refuse_outdated(tenancy(2))
+    assert refused.value.seen == 3
+
+
+async def test_only_the_latest_epochs_are_at_hand(tmp_path: Path) -> None:
+    journal = Journal(store_in(tmp_path), OneThread())
+    await journal.intend(A, tenancy(2, "first"))
+    for number in range(EPOCHS_AT_HAND):
+        with pytest.raises(EpochTooLow):
+            journal.refuse_outdated(tenancy(1, "first"))
+        await journal.assign(A, tenancy(2, f"run-{number}"))
+    journal.refuse_outdated(tenancy(1, "first"))
+    with pytest.raises(EpochTooLow):  # the control: the table has not forgotten
+        await journal.assign(A, tenancy(1, "first"))

@@ -198,3 +198,24 @@ def test_a_journal_that_breaks_while_it_is_used_is_an_error_of_its_own(tmp_path:
         store.intend(EnvironmentId("a" * 32), None)
     with pytest.raises(JournalUnreadable):
         store.states()
+
+
+async def test_a_slot_that_no_claim_can_be_recorded_on_goes_to_nobody(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    async with open_world(tmp_path, settings=WITH_RESERVE) as world:
+        await trio.sleep(1)
+        taken, other = world.mechanism.sandboxes
+        world.store._connection.execute(BREAK["read-only"])
+        with pytest.raises(ExecutionUnavailable) as refused:
+            await world.environments.provision(WORKER, spec())
+        assert NAME["read-only"] in refused.value.detail
+        assert (taken.killed, other.killed) == (True, False)
+        await trio.sleep(1)
+        assert world.sink.of(JournalWriteFailed)[0].environment_id == taken.environment_id
+        # What the record says was provisioned, it says has ended.
+        (ended,) = world.sink.of(EnvironmentDestroyed)
+        assert ended.environment_id == taken.environment_id
+        world.store._connection.execute(REPAIR["read-only"])
+        handle = await world.environments.provision(WORKER, spec())
+        assert handle.environment_id == other.environment_id
