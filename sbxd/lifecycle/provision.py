@@ -100,7 +100,8 @@ class Provisioner:
                         raise errors.setup_failed(problem) from None
                     held.enter_context(reserve.held())
                     stages.enter(Stage.ROOM)
-                    if not await reserve.give_way(profile):
+                    party = (owner.uid, specification.tenant_id)
+                    if not await reserve.give_way(profile, party):
                         raise errors.setup_failed(problem) from None
 
     async def _attempt(

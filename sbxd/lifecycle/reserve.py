@@ -10,7 +10,8 @@ a slot is left, building waits until no request has been served for `PAUSE_SECON
 longer than `PATIENCE_SECONDS`, and with slots to spare `PATIENCE_FILLED_SECONDS`: on a small host
 the pool must not slow down the request that it exists for, nor the one that follows a hand-out.
 After a failure the next attempt waits, twice as long each time. Slots give way to a request whose
-volume has no room beside theirs. At most `KINDS_MAX` kinds are remembered, those asked for least
+volume has no room beside theirs, but not again and again to a party whose requests have no room
+without them either. At most `KINDS_MAX` kinds are remembered, those asked for least
 are forgotten.
 """
 
@@ -29,6 +30,7 @@ from sbxd.lifecycle.supervisor import Supervisor
 from sbxd.mechanism.protocol import SlotProfile, VolumeBinding
 from sbxd.policy import pool
 from sbxd.policy.pool import Demand
+from sbxd.port.ids import TenantId
 from sbxd.port.network import NetworkShape
 from sbxd.settings import LimitSettings
 
@@ -39,8 +41,13 @@ RETRY_SECONDS_MIN = 1.0
 RETRY_SECONDS_MAX = 60.0
 REVIEW_SECONDS = 15.0  # while there is more than the least, which fades
 KINDS_MAX = 16
+FUTILE_SECONDS = 60.0
+FUTILE_MAX = 256  # parties that are remembered for that long
 RECENT_MAX = 1024
 _COUNTING = frozenset({State.READY, State.ASSIGNING})
+
+# Who asks: an owner's uid and one of its tenants.
+Party = tuple[int, TenantId]
 
 
 def fits(
@@ -129,6 +136,7 @@ class Reserve:
         self._building: PoolKey | None = None
         self._build_over = trio.Event()
         self._holds = 0
+        self._futile_until: dict[Party, float] = {}
         self._kinds: dict[PoolKey, _Kind] = {}
         self._volume = VolumeBinding.AT_BUILD  # until a slot shows that it is otherwise here
         self._counts = _Counts()
@@ -238,13 +246,16 @@ class Reserve:
             self._holds -= 1
             self._changed.set()
 
-    async def give_way(self, wanted: SlotProfile) -> bool:
+    async def give_way(self, wanted: SlotProfile, party: Party) -> bool:
         """For a request whose volume has no room: once what is being built is there, leave a slot
         that fits it, or else end the oldest ones that hold as many bytes, and wait until they are
-        gone. Whether anything has changed for it. To be called with the pool `held`.
+        gone. Whether anything has changed for it; if not, no slot is ended for this party in the
+        next FUTILE_SECONDS. To be called with the pool `held`.
 
         Cancellation: what has been asked to end ends all the same.
         """
+        if self._is_futile(party):
+            return False
         if self._building is not None:
             await self._build_over.wait()
         if self.find(wanted) is not None:
@@ -257,7 +268,19 @@ class Reserve:
                 ended.append(slot)
         for slot in ended:
             await slot.last_attempt_over.wait()
+        if not ended:
+            self._note_futile(party)
         return bool(ended)
+
+    def _note_futile(self, party: Party) -> None:
+        if len(self._futile_until) >= FUTILE_MAX:
+            del self._futile_until[next(iter(self._futile_until))]
+        self._futile_until[party] = trio.current_time() + FUTILE_SECONDS
+
+    def _is_futile(self, party: Party) -> bool:
+        now = trio.current_time()
+        self._futile_until = {who: at for who, at in self._futile_until.items() if at > now}
+        return party in self._futile_until
 
     # --- kinds --------------------------------------------------------------------------------
 

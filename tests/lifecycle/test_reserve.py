@@ -212,6 +212,31 @@ async def test_slots_give_way_to_a_volume_that_has_no_room_beside_theirs(
         assert (await world.environments.describe()).reserve_ready == 2, "the pool is filled again"
 
 
+async def test_a_tenant_that_asks_for_what_the_disk_has_not_does_not_keep_the_pool_empty(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    script = Script(disk_bytes=2 * VOLUME_BYTES)
+    hopeless = msgspec.structs.replace(LIMITS, workspace_bytes=2 * VOLUME_BYTES + MIB)
+    fitting = msgspec.structs.replace(LIMITS, workspace_bytes=2 * VOLUME_BYTES - MIB)
+    async with open_world(tmp_path, settings=WITH_RESERVE, script=script) as world:
+        await trio.sleep(1)
+        with pytest.raises(ExecutionUnavailable, match="no room for a workspace"):
+            await world.environments.provision(WORKER, spec(limits=hopeless))
+        assert [each.destroyed for each in world.mechanism.sandboxes] == [True, True]
+        await trio.sleep(10)
+        filled = world.mechanism.sandboxes[2:]
+        assert len(filled) == 2
+        for limits in (hopeless, fitting):
+            with pytest.raises(ExecutionUnavailable, match="no room for a workspace"):
+                await world.environments.provision(WORKER, spec(limits=limits))
+        assert not any(each.destroyed for each in filled)
+        # The controls: another tenant's request gets the room, and so does this one's later.
+        handle = await world.environments.provision(WORKER, spec(tenant="b", limits=fitting))
+        await world.environments.destroy(WORKER, handle)
+        await trio.sleep(120)
+        await world.environments.provision(WORKER, spec(limits=fitting))
+
+
 async def test_a_request_that_has_no_room_beside_the_slot_in_the_making_gets_that_one(
     tmp_path: Path, autojump_clock: MockClock
 ) -> None:
