@@ -431,10 +431,12 @@ async def test_an_assignment_narrows_the_box_and_its_leaf(launcher: Launcher, im
         )
         await slot.assign(smaller)
         for leaf in ("exec-1", "exec-2"):
-            await subject.until((box(slot) / leaf / "cgroup.procs").exists)
+            running = await subject.start(slot, "sleep", "1000")
             assert (box(slot) / leaf / "pids.max").read_text() == "8\n"
             assert (box(slot) / leaf / "memory.max").read_text() == f"{64 << 20}\n"
-            await subject.run(slot, "true")
+            running.kill()
+            await running.wait_empty()
+            await running.aclose()
         assert int((box(slot) / "memory.max").read_text()) == (64 + 96) << 20
         await slot.destroy()
 
