@@ -11,8 +11,7 @@ longer than `PATIENCE_SECONDS`, and with slots to spare `PATIENCE_FILLED_SECONDS
 the pool must not slow down the request that it exists for, nor the one that follows a hand-out.
 After a failure the next attempt waits, twice as long each time. Slots give way to a request whose
 volume has no room beside theirs, but not again and again to a party whose requests have no room
-without them either. At most `KINDS_MAX` kinds are remembered, those asked for least
-are forgotten.
+without them either. At most `KINDS_MAX` kinds are remembered, those asked for least are forgotten.
 """
 
 from collections import Counter, deque
@@ -254,12 +253,12 @@ class Reserve:
 
         Cancellation: what has been asked to end ends all the same.
         """
-        if self._is_futile(party):
-            return False
         if self._building is not None:
             await self._build_over.wait()
         if self.find(wanted) is not None:
             return True
+        if self._is_futile(party):
+            return False
         ended: list[Supervisor] = []
         for slot in self._slots:
             freed = sum(each.profile.limits.workspace_bytes for each in ended)

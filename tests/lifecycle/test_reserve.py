@@ -24,6 +24,7 @@ from sbxd.port.errors import ExecutionUnavailable, PortError, StaleLease
 from sbxd.port.limits import MIB
 from tests.lifecycle.double import Behaviour, Script
 from tests.lifecycle.world import IMAGE, LIMITS, WITH_RESERVE, WORKER, open_world, spec
+from tests.pacing import next_look
 
 VOLUME_BYTES = LIMITS.workspace_bytes
 
@@ -249,6 +250,23 @@ async def test_a_request_that_has_no_room_beside_the_slot_in_the_making_gets_tha
         assert event.origin is SlotOrigin.RESERVE
         assert handle.environment_id == world.mechanism.sandboxes[0].environment_id
         assert trio.current_time() >= 3
+
+
+async def test_a_tenant_that_asked_in_vain_still_gets_the_slot_in_the_making(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    script = Script(disk_bytes=VOLUME_BYTES, prepare_seconds=3)
+    hopeless = msgspec.structs.replace(LIMITS, workspace_bytes=VOLUME_BYTES + MIB)
+    async with open_world(tmp_path, settings=WITH_RESERVE, script=script) as world:
+        with pytest.raises(ExecutionUnavailable, match="no room for a workspace"):
+            await world.environments.provision(WORKER, spec(limits=hopeless))
+        with trio.fail_after(30):
+            while world.registry.reserve.status().building == 0:
+                await next_look()
+        assert world.registry.reserve.ready == 0
+        await world.environments.provision(WORKER, spec())
+        (event,) = world.sink.of(EnvironmentProvisioned)
+        assert event.origin is SlotOrigin.RESERVE
 
 
 async def test_a_request_that_is_given_up_while_slots_give_way_holds_nothing_up(
