@@ -91,6 +91,7 @@ class Provisioner:
             specification.image_digest, specification.limits, network_shape(specification.egress)
         )
         reserve = self._registry.reserve
+        has_given_way = False
         with ExitStack() as held:
             while True:
                 try:
@@ -102,7 +103,10 @@ class Provisioner:
                     stages.enter(Stage.ROOM)
                     party = (owner.uid, specification.tenant_id)
                     if not await reserve.give_way(profile, party):
+                        if has_given_way:
+                            reserve.gave_way_in_vain(party)
                         raise errors.setup_failed(problem) from None
+                    has_given_way = True
 
     async def _attempt(
         self,

@@ -248,8 +248,7 @@ class Reserve:
     async def give_way(self, wanted: SlotProfile, party: Party) -> bool:
         """For a request whose volume has no room: once what is being built is there, leave a slot
         that fits it, or else end the oldest ones that hold as many bytes, and wait until they are
-        gone. Whether anything has changed for it; if not, no slot is ended for this party in the
-        next FUTILE_SECONDS. To be called with the pool `held`.
+        gone. Whether anything has changed for it. To be called with the pool `held`.
 
         Cancellation: what has been asked to end ends all the same.
         """
@@ -267,11 +266,10 @@ class Reserve:
                 ended.append(slot)
         for slot in ended:
             await slot.last_attempt_over.wait()
-        if not ended:
-            self._note_futile(party)
         return bool(ended)
 
-    def _note_futile(self, party: Party) -> None:
+    def gave_way_in_vain(self, party: Party) -> None:
+        """Its request has no room even so: no slot is ended for it in the next FUTILE_SECONDS."""
         if len(self._futile_until) >= FUTILE_MAX:
             del self._futile_until[next(iter(self._futile_until))]
         self._futile_until[party] = trio.current_time() + FUTILE_SECONDS

@@ -252,6 +252,25 @@ async def test_a_request_that_has_no_room_beside_the_slot_in_the_making_gets_tha
         assert trio.current_time() >= 3
 
 
+async def test_a_refusal_that_cost_no_slot_is_not_held_against_the_tenant(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    script = Script(disk_bytes=2 * VOLUME_BYTES)
+    smaller = msgspec.structs.replace(LIMITS, workspace_bytes=VOLUME_BYTES - MIB)
+    async with open_world(tmp_path, settings=WITH_RESERVE, script=script) as world:
+        await trio.sleep(1)
+        first = await world.environments.provision(WORKER, spec(run="first"))
+        await world.environments.provision(WORKER, spec(run="second"))
+        with pytest.raises(ExecutionUnavailable, match="no room for a workspace"):
+            await world.environments.provision(WORKER, spec(run="third", limits=smaller))
+        await world.environments.destroy(WORKER, first)
+        with trio.fail_after(30):
+            while world.registry.reserve.ready == 0:
+                await next_look()
+        await world.environments.provision(WORKER, spec(run="third", limits=smaller))
+        assert world.registry.reserve.ready == 0, "the slot has given way"
+
+
 async def test_a_tenant_that_asked_in_vain_still_gets_the_slot_in_the_making(
     tmp_path: Path, autojump_clock: MockClock
 ) -> None:
