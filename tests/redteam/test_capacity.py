@@ -22,7 +22,8 @@ from tests.redteam.configuration import current
 from tests.redteam.live import LIMITS, WORKER_SOCKET, default_image, live, specification
 
 pytestmark = pytest.mark.needs("daemon", "root", "loop-volumes")
-START_SECONDS = 3  # far below what the launcher's watchdog gives it
+# Below what the launcher's watchdog gives it; and enough for the control on a busy machine.
+START_SECONDS = 10
 
 
 @pytest.fixture(scope="module", autouse=True)
