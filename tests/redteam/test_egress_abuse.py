@@ -83,7 +83,7 @@ async def test_a_tunnel_ends_with_its_command_whatever_ends_that(
         async with trio.open_nursery() as nursery:
 
             async def run() -> None:
-                result = await one.ask(sources[way], timeout_seconds=15 if way == "timeout" else 60)
+                result = await one.ask(sources[way], timeout_seconds=12 if way == "timeout" else 60)
                 if way == "timeout":
                     assert result.killed_by is KillReason.TIMEOUT
 
