@@ -1,7 +1,7 @@
 """What the suite asks an environment to do, as argument vectors.
 
-`RealCommands` are Python scripts for an image that has python3. `ScriptedCommands` are verbs that
-the fake's script answers. The suite sees only the protocol.
+`RealCommands` are scripts for an image that has python3 and a shell. `ScriptedCommands` are verbs
+that the fake's script answers. The suite sees only the protocol.
 """
 
 from collections.abc import Mapping
@@ -50,7 +50,7 @@ class Commands(Protocol):
 
 
 class RealCommands:
-    """python3 of the image."""
+    """python3 of the image, and its shell."""
 
     def _python(self, code: str, *arguments: str) -> Argv:
         return ("python3", "-c", f"import os, sys, time, signal\n{code}", *arguments)
@@ -74,11 +74,8 @@ class RealCommands:
         )
 
     def write_then_sleep(self, text: str, seconds: float) -> Argv:
-        return self._python(
-            "print(sys.argv[1], end='', flush=True); time.sleep(float(sys.argv[2]))",
-            text,
-            str(seconds),
-        )
+        # Not by an interpreter, whose start may take longer than the timeouts of the tests.
+        return ("sh", "-c", 'printf %s "$1" && exec sleep "$2"', "sh", text, str(seconds))
 
     def die_of(self, signal: int) -> Argv:
         return self._python("os.kill(os.getpid(), int(sys.argv[1]))", str(signal))

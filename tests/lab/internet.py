@@ -117,7 +117,9 @@ def internet() -> Iterator[Internet]:
             try:
                 _wait(lambda: (built.directory / "ready").exists(), servers)
                 RESOLV_CONF.write_text(f"nameserver {NAME_SERVER}\noptions timeout:2 attempts:1\n")
-                socket.create_connection((ALLOWED, 443), 10).close()
+                # Seen before anybody counts: it is accepted a moment after it is there.
+                built.reaches(ALLOWED, 443)
+                assert built.connections(), "the servers are not reached"
                 yield built
             finally:
                 servers.terminate()

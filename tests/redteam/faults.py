@@ -35,6 +35,7 @@ WRITES_MAX = 4
 INTERVAL_SECONDS = 0.2
 LOOK_SECONDS = 0.0005
 WITHIN_SECONDS = 120.0
+WRITTEN_SECONDS = 30.0
 SMALL = ResourceLimits(
     cpu_millicores=2000,
     memory_bytes=64 * MIB,
@@ -305,8 +306,7 @@ async def _passes(client: AdminClient, handle: EnvironmentHandle) -> None:
 
 
 async def _compare(point: Point, doomed: set[str], found: Found) -> None:
-    held = ids_held()
-    journal = journal_ids()
+    held, journal = await _at_rest()
     async with admin() as client:
         quarantined = {item.name for item in await client.quarantine()}
     found.quarantined |= quarantined
@@ -315,6 +315,15 @@ async def _compare(point: Point, doomed: set[str], found: Found) -> None:
     found.disagreements += [
         f"{point}: {each} is in the journal alone" for each in sorted(journal - held)
     ]
+
+
+async def _at_rest() -> tuple[set[str], set[str]]:
+    """What is held, and what the journal says: once they agree, or are not going to. Whoever waits
+    for an end does not wait until it is written down."""
+    with trio.move_on_after(WRITTEN_SECONDS):
+        while ids_held() != journal_ids():
+            await next_look()
+    return ids_held(), journal_ids()
 
 
 def ids_held() -> set[str]:

@@ -8,7 +8,6 @@ may stand.
 import fcntl
 import os
 import re
-import shutil
 import sqlite3
 import subprocess
 import sys
@@ -27,6 +26,8 @@ CGROUP = Path("/sys/fs/cgroup")
 STATE = Path("/var/lib/sbxd")
 LOOP_GET_STATUS64 = 0x4C05  # loop(4); begins with the device of the backing file
 UID_RANGE = range(1879048192, 2147483647)
+WAL_HEADER_BYTES = 32  # fileformat2.html of SQLite; new with each beginning of the log
+COPIES_MAX = 100
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,7 @@ class Kernel:
     scopes: int
     cgroups: int
     processes: int
+    zombies: int
     volumes: int
     volume_mounts: int
     loop_devices: int
@@ -69,7 +71,7 @@ def take() -> Kernel:
             uid = int(status.split("\nUid:\t")[1].split("\t")[0])
             if uid not in UID_RANGE:
                 continue
-            seen["processes"] += 1
+            seen["zombies" if "\nState:\tZ" in status else "processes"] += 1
             networks.add(os.readlink(entry / "ns/net"))
             for line in (entry / "mountinfo").read_text().splitlines():
                 fields = line.split(" ")
@@ -96,6 +98,7 @@ def take() -> Kernel:
         scopes=sum(1 for unit in units if unit.strip()),
         cgroups=sum(1 for d in cgroups if d.name.endswith(".scope")),
         processes=seen["processes"],
+        zombies=seen["zombies"],
         volumes=len(volumes),
         volume_mounts=len(mounts),
         loop_devices=_own_loop_devices(),
@@ -203,6 +206,8 @@ async def wait_settled(*, within_seconds: float = 90) -> Kernel:
                 described.environments == 0
                 and described.reserve_ready == described.reserve_target
                 and now == previous
+                # What is dead counts until its parent has reaped it.
+                and now.zombies == 0
                 and now.scopes == described.reserve_target
                 and now.volumes == described.reserve_target
                 # None where volumes are quotas. The kernel releases a loop device a moment after
@@ -217,11 +222,32 @@ async def wait_settled(*, within_seconds: float = 90) -> Kernel:
 def journal_states() -> dict[str, str]:
     """What the creation journal says of each environment id, read from a copy of it."""
     with tempfile.TemporaryDirectory() as directory:
-        for path in (STATE / "journal").glob("journal.sqlite*"):
-            with suppress(FileNotFoundError):
-                shutil.copy(path, directory)
+        database, log = _journal_at_one_time()
+        (Path(directory) / "journal.sqlite").write_bytes(database)
+        (Path(directory) / "journal.sqlite-wal").write_bytes(log)
         with closing(sqlite3.connect(Path(directory) / "journal.sqlite")) as connection:
             return dict(connection.execute("SELECT environment_id, state FROM environments"))
+
+
+def _journal_at_one_time() -> tuple[bytes, bytes]:
+    """The database and its log, of which neither was begun anew while they were read: the daemon
+    may be moving the one into the other."""
+    database, log = STATE / "journal" / "journal.sqlite", STATE / "journal" / "journal.sqlite-wal"
+    for _ in range(COPIES_MAX):
+        before, after = database.read_bytes(), _content(log)
+        if (before, after[:WAL_HEADER_BYTES]) == (
+            database.read_bytes(),
+            _content(log)[:WAL_HEADER_BYTES],
+        ):
+            return before, after
+    raise AssertionError("the journal is never at rest")
+
+
+def _content(path: Path) -> bytes:
+    """Nothing of a file that is not there."""
+    with suppress(FileNotFoundError):
+        return path.read_bytes()
+    return b""
 
 
 def quarantined_ids() -> set[str]:

@@ -6,7 +6,7 @@ Everything goes through the worker socket, as a worker would; the image is the d
 import json
 import os
 import secrets
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -33,6 +33,7 @@ from tests.pacing import next_look
 
 WORKER_SOCKET = "/run/sbxd/worker.sock"
 ADMIN_SOCKET = "/run/sbxd/admin.sock"
+WITHIN_SECONDS = 60.0
 
 LIMITS = ResourceLimits(
     cpu_millicores=2000,
@@ -102,10 +103,17 @@ class Live:
         return json.loads(result.stdout)
 
 
+async def until(holds: Callable[[], object]) -> None:
+    """As soon as it holds. For what comes after an answer, as the record of an end does."""
+    with trio.fail_after(WITHIN_SECONDS):
+        while not holds():
+            await next_look()
+
+
 async def wait_process_on_the_host(marker: str) -> Path:
     """The /proc directory, on the host, of the process that has this word as an argument, as
     soon as it is there."""
-    with trio.fail_after(30):
+    with trio.fail_after(WITHIN_SECONDS):
         while True:
             found = _process_on_the_host(marker.encode())
             if found is not None:

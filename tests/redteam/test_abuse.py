@@ -76,7 +76,7 @@ if ctypes.CDLL(None).syscall(58) == 0:
 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(look)
-            result = await environment.run("python3", "-c", source, marker, timeout_seconds=4)
+            result = await environment.run("python3", "-c", source, marker, timeout_seconds=8)
         assert result.killed_by is KillReason.TIMEOUT
         await works(environment)
     assert "D" in states, "the control: it did wait so"

@@ -401,7 +401,7 @@ async def test_a_held_call_extends_no_clock() -> None:
         result = await sandbox.with_bridge(never).python(
             PROGRAM + "end, said = present(TOKEN)\nsend(end, b'?')\nprint(said, flush=True)\n"
             "receive(end)",
-            timeout_seconds=2,
+            timeout_seconds=6,
         )
         assert (result.killed_by, result.stdout) == (KillReason.TIMEOUT, b"ACCEPTED\n")
         assert (await sandbox.run("true")).exit_code == 0

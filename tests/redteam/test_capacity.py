@@ -22,7 +22,9 @@ from tests.redteam.configuration import current
 from tests.redteam.live import LIMITS, WORKER_SOCKET, default_image, live, specification
 
 pytestmark = pytest.mark.needs("daemon", "root", "loop-volumes")
-START_SECONDS = 3  # far below what the launcher's watchdog gives it
+# Far below what the watchdog gives a launcher that has just said that it lives or is about to, and
+# enough for the control on a busy machine.
+START_SECONDS = 6
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -14,7 +14,7 @@ from tests.pacing import next_look
 from tests.redteam.configuration import current
 from tests.redteam.faults import SMALL
 from tests.redteam.inventory import STATE, wait_settled
-from tests.redteam.live import WORKER_SOCKET, admin, default_image, specification
+from tests.redteam.live import WORKER_SOCKET, admin, default_image, specification, until
 from tests.redteam.operator import configured, events, now, said, start
 
 pytestmark = pytest.mark.needs("daemon", "root", "loop", "lane-container")
@@ -49,6 +49,7 @@ async def test_the_configured_number_of_failures_is_an_alert(failures: int) -> N
         assert [each["SBX_ATTEMPT"] for each in failed] == [
             str(number) for number in range(1, failures + 1)
         ]
+        await until(lambda: events(since, "EnvironmentQuarantined"))
         (alert,) = events(since, "EnvironmentQuarantined")
         assert alert["PRIORITY"] == "1"
         async with admin() as client:

@@ -5,7 +5,7 @@ import socket
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,7 +19,7 @@ from tests.lab.internet import Internet
 from tests.pacing import next_look
 from tests.redteam.configuration import current
 from tests.redteam.egress import CLIENT, Networked, allowlist, configured, networked
-from tests.redteam.live import admin
+from tests.redteam.live import admin, until
 
 pytestmark = [pytest.mark.needs("daemon"), pytest.mark.also("uml")]
 ECHO = "files.lab-allowed.com:7777"
@@ -38,12 +38,6 @@ open("ready", "w").close()
 def internet() -> Iterator[Internet]:
     with lab.internet() as built, configured(allowlist()):
         yield built
-
-
-async def until(holds: Callable[[], object]) -> None:
-    with trio.fail_after(WAIT_SECONDS):
-        while not holds():
-            await next_look()
 
 
 async def until_ready(one: Networked) -> None:
@@ -89,7 +83,7 @@ async def test_a_tunnel_ends_with_its_command_whatever_ends_that(
         async with trio.open_nursery() as nursery:
 
             async def run() -> None:
-                result = await one.ask(sources[way], timeout_seconds=8 if way == "timeout" else 60)
+                result = await one.ask(sources[way], timeout_seconds=12 if way == "timeout" else 60)
                 if way == "timeout":
                     assert result.killed_by is KillReason.TIMEOUT
 
@@ -246,6 +240,8 @@ with ThreadPoolExecutor(32) as pool:
         counted = [each for each in events if each["SBX_EVENT"] == "EgressRefusalsCounted"]
         assert counted, "some were beyond the rate"
         assert len(single) + sum(int(each["SBX_TOTAL"]) for each in counted) == count
+        # Whoever asked for the end has its proof, and not yet its record.
+        await until(lambda: one.recorded("EnvironmentDestroyed"))
         (destroyed,) = one.recorded("EnvironmentDestroyed")
         # One for the command itself.
         assert int(destroyed["SBX_OPERATIONS"]) == count + 1
@@ -268,6 +264,8 @@ async def test_a_spent_budget_ends_the_environment_by_its_connections(internet: 
         assert reasons == {"host_not_listed": 3}
         with pytest.raises(BudgetExhausted):
             await one.run("true")
+        # The command is told of its end first.
+        await until(lambda: one.recorded("BudgetWasExhausted"))
         (event,) = one.recorded("BudgetWasExhausted")
         assert event["SBX_BUDGET"] == "operations_max"
 

@@ -22,6 +22,7 @@ from sbxd.client.remote import connect
 from sbxd.client.run_scope import RunScope, remote_workspaces
 from sbxd.port.command import ExecutionCommand, ExecutionResult
 from sbxd.port.ids import RunId
+from sbxd.port.workspace import StreamingWorkspace
 from sbxd.tools.run_artifacts import StoreOfRun
 from sbxd.tools.tool import ToolError, ToolName, ToolResult
 from sbxd.tools.toolbox import Toolbox
@@ -181,6 +182,8 @@ while time.monotonic() < end and not os.path.exists("stop"):
                        ("away", "target")):
         os.rename(one, other)
     rounds += 1
+    if rounds == 11:
+        open("busy", "w").close()
 print(rounds)
 """
 GROW = """
@@ -195,12 +198,21 @@ with open("log", "wb") as file:
         file.write(block)
         file.flush()
         rounds += 1
+        if rounds == 11:
+            open("busy", "w").close()
         if file.tell() > 4_000_000:
             file.seek(0)
             file.truncate()
     file.write(block)  # what is there at rest
 print(rounds)
 """
+
+
+EXPORTS = 30
+
+
+async def is_there(workspace: StreamingWorkspace, name: str) -> bool:
+    return name in {entry.path for entry in await workspace.listdir(".")}
 
 
 def _command(program: str) -> ExecutionCommand:
@@ -231,10 +243,13 @@ async def test_what_is_swapped_or_changed_meanwhile_is_whole_or_refused(
         nursery.start_soon(attack)
         workspace = await run.scope.workspace()
         with trio.fail_after(60):
-            while path not in {entry.path for entry in await workspace.listdir(".")}:
+            while not await is_there(workspace, path):
                 await next_look()
         said: list[str] = []
-        for _ in range(30):
+        exports = 0
+        # On a busy machine the first exports may be over before the attacker has begun in earnest.
+        while exports < EXPORTS or not (over.is_set() or await is_there(workspace, "busy")):
+            exports += 1
             try:
                 exported = await run.export(path)
             except ToolError as refusal:

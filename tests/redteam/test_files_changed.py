@@ -296,7 +296,7 @@ async def test_thousands_of_files_are_a_bounded_list_with_a_flag() -> None:
 async def test_changes_of_a_killed_command_are_listed() -> None:
     async with live() as environment:
         result = await environment.run(
-            "sh", "-c", "printf done > file; sleep 600", timeout_seconds=2
+            "sh", "-c", "printf done > file; sleep 600", timeout_seconds=4
         )
     assert result.timed_out
     assert result.files_changed == (regular("file", b"done"),)

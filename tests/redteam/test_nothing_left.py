@@ -168,6 +168,7 @@ async def _wait_running(environment_id: str) -> None:
 
 
 def _journal(*matches: str) -> list[dict[str, str]]:
+    subprocess.run(["journalctl", "--sync"], check=True, timeout=60)
     shown = subprocess.run(
         ["journalctl", "-o", "json", "--no-pager", *matches],
         capture_output=True,

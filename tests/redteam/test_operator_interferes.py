@@ -10,9 +10,10 @@ import subprocess
 import pytest
 import trio
 
+from sbxd.audit.events import DestroyReason
 from sbxd.client.remote import RemoteExecutionEnvironment, connect
 from sbxd.port.command import ExecutionResult
-from sbxd.port.errors import ExecutionUnavailable, PortError, UnavailableCode
+from sbxd.port.errors import ExecutionUnavailable, PortError, RejectedCode, UnavailableCode
 from tests.redteam.faults import SMALL, main_pid
 from tests.redteam.inventory import wait_settled
 from tests.redteam.live import (
@@ -22,8 +23,10 @@ from tests.redteam.live import (
     default_image,
     live,
     specification,
+    until,
     wait_process_on_the_host,
 )
+from tests.redteam.operator import events, now
 
 pytestmark = pytest.mark.needs("daemon")
 
@@ -41,6 +44,7 @@ async def systemctl(*words: str) -> None:
 @pytest.mark.case("LIF-07")
 async def test_a_scope_that_is_stopped_under_a_command_is_told_as_lost() -> None:
     before = await wait_settled()
+    since = now()
     async with connect(WORKER_SOCKET, client_name="tests") as remote:
         handle = await remote.provision(specification(await default_image(), SMALL))
         async with admin() as client:
@@ -65,9 +69,24 @@ async def test_a_scope_that_is_stopped_under_a_command_is_told_as_lost() -> None
             with trio.fail_after(60):
                 while not told:
                     await work()
-        assert [error.code for error in told] == [UnavailableCode.ENVIRONMENT_LOST]
+        # Who asks next may come once it has been ended for that, and is told that it is gone.
+        codes: set[str] = {UnavailableCode.ENVIRONMENT_LOST}
+        if results:
+            codes.add(RejectedCode.ENVIRONMENT_GONE)
+        assert [error.code in codes for error in told] == [True], told
+    await until(lambda: ends(since, handle.environment_id))
+    assert ends(since, handle.environment_id) == [DestroyReason.ENVIRONMENT_LOST]
     after = await wait_settled(within_seconds=120)
     assert after.report() == before.report()
+
+
+def ends(since: str, environment_id: str) -> list[str]:
+    """Why it was destroyed, as recorded."""
+    return [
+        each["SBX_REASON"]
+        for each in events(since, "EnvironmentDestroyed")
+        if each["SBX_ENVIRONMENT_ID"] == environment_id
+    ]
 
 
 @pytest.mark.case("LIF-07")

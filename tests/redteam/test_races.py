@@ -77,10 +77,10 @@ async def test_no_call_follows_a_directory_that_becomes_a_link(target: str) -> N
     for outcome in listed - {"list refused"}:
         assert "shadow" not in outcome
         assert "hosts" not in outcome
-    assert outcomes["read b'INSIDE'"] > 10, outcomes
+    assert outcomes["read b'INSIDE'"] > rounds // 20, outcomes
     for verb in ("read", "write", "list"):
-        assert outcomes[f"{verb} refused"] > ROUNDS // 20, "the swap was hardly met"
-        assert outcomes[f"{verb} refused"] < ROUNDS, "the directory was never met"
+        assert outcomes[f"{verb} refused"] > rounds // 20, "the swap was hardly met"
+        assert outcomes[f"{verb} refused"] < rounds, "the directory was never met"
 
 
 @pytest.mark.case("FS-02", "FS-06")
@@ -103,7 +103,7 @@ while not os.path.exists("stop"):
         nursery.start_soon(environment.python, source)
         await _wait_entry(environment, "file")
         for _ in range(FILE_READS):
-            with trio.fail_after(5):
+            with trio.fail_after(30):  # a pipe is waited for until somebody writes to it
                 outcome = await _told("read", lambda: environment.workspace.read("file"))
             outcomes[outcome] += 1
         await environment.workspace.write("stop", b"")

@@ -7,6 +7,8 @@ The volumes get a small file system of their own. The rules over a double:
 
 import subprocess
 from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -20,7 +22,7 @@ from tests.pacing import next_look
 from tests.redteam import operator
 from tests.redteam.configuration import current, with_tables
 from tests.redteam.inventory import STATE
-from tests.redteam.live import LIMITS, Live, admin, live
+from tests.redteam.live import LIMITS, Live, admin, live, until
 
 pytestmark = pytest.mark.needs("daemon", "root", "loop-volumes")
 
@@ -33,6 +35,10 @@ workspace_bytes = {SLOT.workspace_bytes}
 inodes_max = {SLOT.inodes_max}
 wall_clock_seconds = {SLOT.wall_clock_seconds}
 """
+
+
+def is_unmounted(place: Path) -> bool:
+    return subprocess.run(["umount", place], check=False, timeout=60).returncode == 0
 
 
 @pytest.fixture
@@ -50,7 +56,8 @@ def small_disk() -> Iterator[None]:
         finally:
             operator.stop()
             subprocess.run(["systemctl", "stop", LAUNCHER], check=True, timeout=60)
-            subprocess.run(["umount", volumes], check=True)
+            # The kernel gives a volume's image back a moment after its last mount is gone.
+            trio.run(until, partial(is_unmounted, volumes))
 
 
 async def pool_is_as_full_as_it_can_be() -> None:

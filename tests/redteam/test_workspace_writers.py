@@ -34,16 +34,17 @@ _FAN_MARK_ADD, _FAN_MARK_FILESYSTEM = 0x1, 0x100
 _EVENT = struct.Struct("=IBBHQii")  # struct fanotify_event_metadata
 STATE = Path("/var/lib/sbxd")
 VOLUMES = STATE / "volumes"
-# The daemon's own books, on the same file system.
-BOOKS = (f"{STATE}/audit/", f"{STATE}/journal/")
+# The daemon's own books and the launcher's, on the same file system. The pool builds its next slot
+# whenever it likes.
+BOOKS = (f"{STATE}/audit/", f"{STATE}/journal/", f"{STATE}/uids/")
 CAP_SYS_RESOURCE = 24
 CAPABILITIES = 41
 SIZE = VolumeSize(workspace_bytes=16 * MIB, inodes_max=100)
 
 
 class Writers:
-    """Who modifies a file of the volumes' file system, as the kernel tells it; but for the
-    daemon's books."""
+    """Who modifies a file of the volumes' file system, as the kernel tells it; but for the books
+    of the daemon and the launcher."""
 
     def __init__(self) -> None:
         self._fanotify = _LIBC.fanotify_init(_FAN_NONBLOCK, os.O_RDONLY | os.O_CLOEXEC)
