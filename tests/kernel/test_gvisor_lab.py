@@ -4,6 +4,7 @@ The contract suite and the gates run in the same lane; here is what only this me
 """
 
 import os
+import select
 import signal
 from pathlib import Path
 
@@ -25,6 +26,8 @@ pytestmark = [pytest.mark.needs("lane-gvisor", "daemon")]
 
 SLICE = Path("/sys/fs/cgroup/sbx.slice")
 INITIAL_MAP = "0 0 4294967295"
+# In this time a command has started and is seen to, and its kernel is stopped under it.
+HANG_SECONDS = 10
 
 
 def box(environment: Live) -> Path:
@@ -130,6 +133,30 @@ async def wait_file(environment: Live, name: str) -> None:
             await next_look()
 
 
+async def stop_once_started(environment: Live, pid: int) -> int:
+    """Stop the Sentry when its command has made the file `started`: a pidfd, which tells of its
+    end."""
+    await wait_file(environment, "started")
+    pidfd = os.pidfd_open(pid)
+    os.kill(pid, signal.SIGSTOP)
+    assert not has_ended(pidfd), "the control: a stopped one has not"
+    return pidfd
+
+
+def has_ended(pidfd: int) -> bool:
+    poll = select.poll()
+    poll.register(pidfd, select.POLLIN)
+    return bool(poll.poll(0))
+
+
+async def wait_ended(pidfd: int) -> None:
+    """A killed process leaves its cgroup before it is seen to have ended, and its parent reaps it
+    whenever it comes to that."""
+    with trio.fail_after(30):
+        await trio.lowlevel.wait_readable(pidfd)
+    os.close(pidfd)
+
+
 async def test_a_sentry_that_ends_while_nothing_runs_is_a_lost_environment() -> None:
     async with live() as environment:
         os.kill(sentry(environment), signal.SIGKILL)
@@ -147,39 +174,37 @@ async def test_a_guest_that_does_not_answer_is_killed_whole_and_replaced() -> No
     async with live() as environment:
         first = await environment.run("sh", "-c", "echo kept > file; echo lost > /tmp/file")
         assert first.exit_code == 0
-        stopped = sentry(environment)
+        before = sentry(environment)
         results = []
 
         async def hang() -> None:
             script = "touch started; sleep 100"
-            results.append(await environment.run("sh", "-c", script, timeout_seconds=5))
+            results.append(await environment.run("sh", "-c", script, timeout_seconds=HANG_SECONDS))
 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(hang)
-            await wait_file(environment, "started")
-            os.kill(stopped, signal.SIGSTOP)
+            stopped = await stop_once_started(environment, before)
         (result,) = results
         assert result.killed_by is KillReason.TIMEOUT
-        assert str(stopped) not in os.listdir("/proc")
+        await wait_ended(stopped)
         after = await environment.run("sh", "-c", "cat file; ls /tmp; ulimit -p; echo more >> file")
         assert after.stdout == b"kept\n63\n", after
         assert [change.path for change in after.files_changed] == ["file"]
-        assert sentry(environment) != stopped
+        assert sentry(environment) != before
 
 
 async def test_an_environment_that_ends_while_a_sentry_boots_leaves_nothing() -> None:
     async with live() as environment:
-        place = box(environment)
+        place, stopped = box(environment), sentry(environment)
         results = []
 
         async def hang() -> None:
             script = "touch started; sleep 100"
-            results.append(await environment.run("sh", "-c", script, timeout_seconds=5))
+            results.append(await environment.run("sh", "-c", script, timeout_seconds=HANG_SECONDS))
 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(hang)
-            await wait_file(environment, "started")
-            os.kill(sentry(environment), signal.SIGSTOP)
+            os.close(await stop_once_started(environment, stopped))
         assert results[0].killed_by is KillReason.TIMEOUT
         assert is_there(place), "the control: it was there"
     assert not is_there(place)

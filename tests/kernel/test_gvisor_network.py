@@ -7,7 +7,6 @@ this is what only this mechanism has.
 
 import json
 import os
-import signal
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,7 +15,16 @@ import trio
 
 from sbxd.port.command import KillReason
 from sbxd.port.egress import DENY_ALL
-from tests.kernel.test_gvisor_lab import box, interfaces, processes, sentry, text_of, wait_file
+from tests.kernel.test_gvisor_lab import (
+    HANG_SECONDS,
+    box,
+    interfaces,
+    processes,
+    sentry,
+    stop_once_started,
+    text_of,
+    wait_ended,
+)
 from tests.lab import internet as lab
 from tests.lab.internet import Internet
 from tests.redteam.egress import (
@@ -175,19 +183,20 @@ print(json.dumps([[each[1:] for each in relays], sorted(set(tried.values())),
 async def test_a_fresh_kernel_has_the_network_again() -> None:
     async with networked() as one:
         assert (await one.statuses(HOST))[0][0] == 200
-        stopped = sentry(one)
+        before = sentry(one)
         results = []
 
         async def hang() -> None:
             script = "touch started; sleep 100"
             results.append(
-                await one.run("sh", "-c", script, network_enabled=True, timeout_seconds=5)
+                await one.run(
+                    "sh", "-c", script, network_enabled=True, timeout_seconds=HANG_SECONDS
+                )
             )
 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(hang)
-            await wait_file(one, "started")
-            os.kill(stopped, signal.SIGSTOP)
+            stopped = await stop_once_started(one, before)
         assert results[0].killed_by is KillReason.TIMEOUT
-        assert str(stopped) not in os.listdir("/proc")
+        await wait_ended(stopped)
         assert (await one.statuses(HOST))[0][0] == 200

@@ -1,6 +1,7 @@
 """The launcher on a real systemd: its client's end, its own end, and what it says of the host."""
 
 import os
+import select
 import signal
 import socket
 import time
@@ -35,6 +36,7 @@ from sbxd.launcher.requests import (
 from sbxd.port.ids import EnvironmentId
 from tests.kernel import launcher_subject as subject
 from tests.kernel.launcher_subject import Launcher
+from tests.pacing import LOOK_SECONDS
 
 pytestmark = pytest.mark.needs("cgroup2", "idmap", "image", "loop", "root", "systemd")
 
@@ -99,6 +101,7 @@ def wait_for(holds: Callable[[], bool]) -> None:
     deadline = time.monotonic() + subject.WAIT_SECONDS
     while not holds():
         assert time.monotonic() < deadline
+        select.poll().poll(LOOK_SECONDS * 1000)
 
 
 def wait_until_gone(environment_id: str) -> None:

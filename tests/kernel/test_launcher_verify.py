@@ -17,7 +17,7 @@ import pytest
 
 from sbxd.jail.plan import IdBlock
 from sbxd.launcher import canary, verify
-from sbxd.launcher.kernel import apparmor, inventory
+from sbxd.launcher.kernel import apparmor
 from sbxd.launcher.requests import (
     CgroupLimits,
     Failed,
@@ -32,7 +32,7 @@ from sbxd.launcher.requests import (
 from sbxd.launcher.verify import NotConfined
 from sbxd.mechanism.protocol import ConfinementMismatch, MechanismError, SlotProfile
 from tests.kernel import launcher_subject as subject
-from tests.kernel.test_launcher_lab import Client
+from tests.kernel.test_launcher_lab import Client, wait_until_gone
 
 in_a_lane = pytest.mark.needs("systemd", "cgroup2", "root", "image", "loop", "idmap")
 in_uml = pytest.mark.needs("systemd", "cgroup2", "root", "image", "apparmor")
@@ -216,7 +216,7 @@ def test_a_step_that_is_left_out_is_seen_from_outside(
     reply, environment_id = prepared_by_a_launcher_without(tmp_path, image, left_out)
     assert isinstance(reply, Failed)
     assert (reply.step, reply.detail) == ("verify", detail)
-    assert environment_id not in inventory.take()[1]
+    wait_until_gone(environment_id)
 
 
 @in_uml

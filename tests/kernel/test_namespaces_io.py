@@ -54,8 +54,8 @@ async def test_a_storm_of_flushes_is_held_to_the_ceiling_and_a_neighbour_is_serv
             "import os\nf = os.open('f', os.O_CREAT | os.O_WRONLY)\n"
             "while True:\n os.pwrite(f, bytes(2**18), 0); os.fsync(f); os.sync()"
         )
-        running = await subject.start(stormy, "python3", "-c", storm)
         begun = trio.current_time()
+        running = await subject.start(stormy, "python3", "-c", storm)
         await subject.until(lambda: (running.counters().disk_written_bytes or 0) > 2 << 20)
         served = await subject.run(neighbour, *WRITER[:2], WRITER[2].replace("16", "2"))
         lasted = trio.current_time() - begun

@@ -250,32 +250,6 @@ async def test_a_cancelled_preparation_leaves_nothing(
         assert await subject.left_of(opened, environment_id) == ()
 
 
-async def test_a_helper_that_is_killed_is_a_failure_that_leaves_nothing(
-    own_launcher: Launcher, image: str
-) -> None:
-    environment_id = subject.fresh_id()
-    failures: list[MechanismError] = []
-    async with subject.mechanism(own_launcher) as opened:
-
-        async def prepare() -> None:
-            try:
-                await opened.prepare(
-                    environment_id, SlotProfile(image, LIMITS), back_stop_seconds=60
-                )
-            except MechanismError as problem:
-                failures.append(problem)
-
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(prepare)
-            await subject.until(Path(hostpaths.scope_directory(environment_id)).exists)
-            for helper in own_launcher.helpers():
-                os.kill(helper, signal.SIGKILL)
-        assert [problem.step for problem in failures] == ["helper"]
-        assert await subject.left_of(opened, environment_id) == ()
-        async with subject.sandbox(opened, image) as slot:
-            assert (await subject.run(slot, "true")).end.exit_code == 0
-
-
 @pytest.mark.parametrize("process", ["init", "steward"])
 async def test_a_sandbox_that_loses_a_process_says_which(
     launcher: Launcher, image: str, process: str

@@ -64,6 +64,13 @@ def run(*command: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=60, cwd="/")
 
 
+def journal_of(unit: str) -> str:
+    """The last that the unit, or PID 1 of it, has said up to now: what an ended process wrote may
+    still be on its way to the journal."""
+    assert run("journalctl", "--sync").returncode == 0
+    return run("journalctl", "--no-pager", "-o", "cat", "-u", unit, "-n", "200").stdout
+
+
 def test_the_launcher_leaves_unset_what_a_sandbox_would_inherit() -> None:
     assert not UNSET_IN_LAUNCHER & {name for name, _ in settings("sbxd-launcher.service")}
     # The control: the same reading finds what the other unit does set.
@@ -208,8 +215,7 @@ def test_the_reapers_unit_reaches_the_daemon_without_being_root() -> None:
     assert started.returncode == 0, run("journalctl", "--no-pager", "-u", "sbxd-reap").stdout
     shown = run("systemctl", "show", "--property=Result,User", "sbxd-reap.service").stdout
     assert "Result=success" in shown
-    journal = run("journalctl", "--no-pager", "-o", "cat", "-u", "sbxd-reap.service").stdout
-    assert "environments asked about" in journal
+    assert "environments asked about" in journal_of("sbxd-reap.service")
 
 
 @in_a_lane
@@ -283,13 +289,13 @@ def test_a_service_that_hangs_is_killed_and_started_again(unit: str) -> None:
         assert run("systemctl", "restart", unit).returncode == 0
         main = ("systemctl", "show", "--property=MainPID", "--value", unit)
         before = run(*main).stdout.strip()
+        assert int(before) > 1
         run("kill", "-STOP", before)
         wait = (
             f"until p=$({' '.join(main)}) && [ $p != {before} ] && [ $p != 0 ]; do sleep 0.2; done"
         )
         assert run("/bin/sh", "-c", wait).returncode == 0
-        journal = run("journalctl", "--no-pager", "-o", "cat", "-u", unit, "-n", "200").stdout
-        assert "Watchdog timeout" in journal
+        assert "Watchdog timeout" in journal_of(unit)
     finally:
         drop_in.unlink()
         drop_in.parent.rmdir()
