@@ -170,11 +170,17 @@ def test_an_artifact_of_another_run_is_not_given_out(tmp_path: Path) -> None:
 def test_a_client_that_vanishes_in_a_command_leaves_no_environment(tmp_path: Path) -> None:
     sessions = Sessions(store(tmp_path), [])
 
+    async def call() -> None:
+        async with Client(make_server(sessions), mode="legacy") as client:
+            await client.call_tool("sandbox_run_command", {"command": ["forever"]})
+
     async def main() -> None:
-        with anyio.move_on_after(0.5):
-            async with Client(make_server(sessions), mode="legacy") as client:
-                await client.call_tool("sandbox_run_command", {"command": ["forever"]})
-        assert sessions.calls(0)[-1] == "DestroyCall"
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(call)
+            while not sessions.environments or sessions.calls(0)[-1:] != ["ExecuteCall"]:
+                await anyio.lowlevel.checkpoint()
+            tasks.cancel_scope.cancel()
+        assert sessions.calls(0) == ["ProvisionCall", "ExecuteCall", "DestroyCall"]
 
     run("asyncio", main)
 
