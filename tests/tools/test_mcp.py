@@ -20,6 +20,7 @@ import httpx2
 import pytest
 import uvicorn
 from mcp import Client, StdioServerParameters, stdio_client
+from mcp.client import stdio as mcp_stdio
 from mcp.client.streamable_http import streamable_http_client
 from mcp.shared.exceptions import MCPError
 
@@ -348,6 +349,13 @@ def test_a_short_token_opens_no_door() -> None:
 # --- as a program ---------------------------------------------------------------------------------
 
 
+@pytest.fixture
+def patient_client(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The package's client kills a server that has not ended two seconds after its pipe was closed:
+    on a busy machine before the session's environment is destroyed."""
+    monkeypatch.setattr(mcp_stdio, "PROCESS_TERMINATION_TIMEOUT", 120.0)
+
+
 @contextmanager
 def fake_daemon(tmp_path: Path) -> Iterator[Path]:
     """The configuration of a worker tier whose daemon is a program with the fake."""
@@ -376,6 +384,7 @@ def fake_daemon(tmp_path: Path) -> Iterator[Path]:
         daemon.stdout.close()
 
 
+@pytest.mark.usefixtures("patient_client")
 def test_the_program_serves_a_client_over_its_pipe(tmp_path: Path) -> None:
     async def main(config: Path) -> None:
         parameters = StdioServerParameters(
@@ -430,6 +439,7 @@ def test_the_program_serves_the_loopback_and_ends_its_sessions_when_it_is_interr
 
 
 @pytest.mark.needs("daemon", "image")
+@pytest.mark.usefixtures("patient_client")
 def test_the_program_gives_a_client_a_real_sandbox(tmp_path: Path) -> None:
     async def image() -> str:
         async with connect_admin(ADMIN_SOCKET) as admin:
