@@ -37,6 +37,14 @@ from tests.tools.world import RUN, SCRIPT, TENANT, store, world
 REPOSITORY = Path(__file__).parents[2]
 TOKEN = "t" * 32
 MODES = ["legacy", "auto"]
+HELLO = {
+    "jsonrpc": "2.0", "id": 1, "method": "initialize",
+    "params": {
+        "protocolVersion": "2025-06-18", "capabilities": {},
+        "clientInfo": {"name": "t", "version": "1"},
+    },
+}  # fmt: skip
+GOOD = {"Authorization": f"Bearer {TOKEN}", "Accept": "application/json, text/event-stream"}
 # What the fake's script stands for, and a real sandbox runs.
 PROGRAM = """\
 import sys
@@ -246,14 +254,6 @@ def test_over_http_nothing_is_looked_at_without_the_token_or_from_another_origin
     tmp_path: Path,
 ) -> None:
     sessions = Sessions(store(tmp_path), [])
-    good = {"Authorization": f"Bearer {TOKEN}", "Accept": "application/json, text/event-stream"}
-    hello = {
-        "jsonrpc": "2.0", "id": 1, "method": "initialize",
-        "params": {
-            "protocolVersion": "2025-06-18", "capabilities": {},
-            "clientInfo": {"name": "t", "version": "1"},
-        },
-    }  # fmt: skip
 
     async def main() -> None:
         async with http_server(sessions) as url, httpx2.AsyncClient(timeout=60) as http:
@@ -261,18 +261,18 @@ def test_over_http_nothing_is_looked_at_without_the_token_or_from_another_origin
                 ({}, 401),
                 ({"Authorization": "Bearer wrong"}, 401),
                 ({"Authorization": TOKEN}, 401),
-                ({**good, "Host": "evil.example"}, 421),
-                ({**good, "Origin": "https://evil.example"}, 403),
-                ({**good, "Mcp-Session-Id": "0" * 32}, 404),
-                ({**good, "MCP-Protocol-Version": "2026-07-28"}, 400),
+                ({**GOOD, "Host": "evil.example"}, 421),
+                ({**GOOD, "Origin": "https://evil.example"}, 403),
+                ({**GOOD, "Mcp-Session-Id": "0" * 32}, 404),
+                ({**GOOD, "MCP-Protocol-Version": "2026-07-28"}, 400),
             ]
             for headers, status in cases:
-                answer = await http.post(url, json=hello, headers=headers)
+                answer = await http.post(url, json=HELLO, headers=headers)
                 assert (answer.status_code, headers) == (status, headers)
             # What fails to begin a session leaves none behind.
-            assert (await http.post(url, json={}, headers=good)).status_code == 400
+            assert (await http.post(url, json={}, headers=GOOD)).status_code == 400
             assert [each.calls for each in sessions.environments if each.calls] == []
-            begun = await http.post(url, json=hello, headers=good)
+            begun = await http.post(url, json=HELLO, headers=GOOD)
             assert begun.status_code == 200
             assert begun.headers["mcp-session-id"]
 
@@ -283,26 +283,17 @@ def test_over_http_an_idle_session_ends_and_the_number_of_them_is_bounded(tmp_pa
     sessions = Sessions(store(tmp_path), [])
 
     async def main() -> None:
-        async with http_server(sessions, idle_seconds=0.3, sessions_max=1) as url:
-            headers = {
-                "Authorization": f"Bearer {TOKEN}",
-                "Accept": "application/json, text/event-stream",
-            }
-            hello = {
-                "jsonrpc": "2.0", "id": 1, "method": "initialize",
-                "params": {
-                    "protocolVersion": "2025-06-18", "capabilities": {},
-                    "clientInfo": {"name": "t", "version": "1"},
-                },
-            }  # fmt: skip
-            async with httpx2.AsyncClient(timeout=60, headers=headers) as http:
-                first = await http.post(url, json=hello)
-                assert first.status_code == 200
-                statuses = set()
-                with anyio.fail_after(60):
-                    while 200 not in statuses:
-                        statuses.add((await http.post(url, json=hello)).status_code)
-                assert statuses <= {200, 503}
+        async with (
+            http_server(sessions, idle_seconds=0.3, sessions_max=1) as url,
+            httpx2.AsyncClient(timeout=60, headers=GOOD) as http,
+        ):
+            first = await http.post(url, json=HELLO)
+            assert first.status_code == 200
+            statuses = set()
+            with anyio.fail_after(60):
+                while 200 not in statuses:
+                    statuses.add((await http.post(url, json=HELLO)).status_code)
+            assert statuses <= {200, 503}
 
     run("asyncio", main)
 
