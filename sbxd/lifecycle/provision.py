@@ -48,6 +48,10 @@ WAITING_MAX = 256
 WAITING_OF_TENANT_MAX = 64
 # How a step of a hand-out fails.
 _HAND_OUT_FAILURES = (EpochTooLow, JournalUnwritable, MechanismError, AuditUnavailable)
+# Ends that come from elsewhere while an environment is made, and of which its caller is told.
+_BY_ANOTHER = frozenset(
+    {DestroyReason.SUPERSEDED, DestroyReason.STALE_LEASE, DestroyReason.SERVICE_SHUTDOWN}
+)
 
 
 class Provisioner:
@@ -154,7 +158,12 @@ class Provisioner:
         except AuditUnavailable:
             slot.request_end(DestroyReason.PROVISION_FAILED)
             raise errors.audit_unavailable() from None
-        except (MechanismError, PortError):
+        except MechanismError:
+            if slot.end_reason in _BY_ANOTHER:
+                _refuse_if_ending(slot)  # why it failed: what it was for had been killed
+            slot.request_end(DestroyReason.PROVISION_FAILED)
+            raise
+        except PortError:
             slot.request_end(DestroyReason.PROVISION_FAILED)
             raise
         except BaseException:

@@ -254,9 +254,11 @@ class Registry:
 
     def images_in_use(self) -> Mapping[str, int]:
         """How many environments stand on each image digest. Slots of the reserve do not count:
-        they give way (`wait_image_free`)."""
+        they give way; nor does what is proven gone and not recorded yet (`wait_image_free`)."""
         return Counter(
-            each.profile.image_digest for each in self._table.values() if each.tenant is not None
+            each.profile.image_digest
+            for each in self._table.values()
+            if each.tenant is not None and each.state is not State.GONE
         )
 
     def images_reserved(self) -> Mapping[str, int]:

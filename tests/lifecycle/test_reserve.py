@@ -191,6 +191,26 @@ async def test_slots_of_an_image_that_is_removed_give_way(
         assert world.mechanism.existing == {}
 
 
+async def test_an_image_is_free_for_its_removal_once_its_environment_is_proven_gone(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    """Whoever destroyed it has its answer, and its record is not taken yet."""
+    known = {IMAGE}
+    async with open_world(tmp_path, known_images=lambda: frozenset(known)) as world:
+        handle = await world.environments.provision(WORKER, spec())
+        assert world.registry.images_in_use() == {IMAGE: 1}
+        world.sink.fail()
+        await world.environments.destroy(WORKER, handle)
+        assert world.registry.images_in_use() == {}
+        known.clear()
+        with trio.move_on_after(30) as waited:
+            await world.registry.wait_image_free(IMAGE)
+        assert waited.cancelled_caught, "it has its place until its end is recorded"
+        world.sink.recover()
+        with trio.fail_after(300):
+            await world.registry.wait_image_free(IMAGE)
+
+
 async def test_slots_give_way_to_a_volume_that_has_no_room_beside_theirs(
     tmp_path: Path, autojump_clock: MockClock
 ) -> None:

@@ -1,5 +1,6 @@
 """The service is told to stop: who runs a command has a grace, everybody has an end."""
 
+import errno
 from pathlib import Path
 
 import msgspec
@@ -8,9 +9,15 @@ import trio
 from trio.testing import MockClock
 
 from sbxd.audit.events import DestroyReason
-from sbxd.mechanism.protocol import CommandExit
+from sbxd.mechanism.protocol import CommandExit, MechanismError
 from sbxd.port.command import ExecutionResult, KillReason
-from sbxd.port.errors import ServiceShuttingDown
+from sbxd.port.errors import (
+    ExecutionRejected,
+    ExecutionUnavailable,
+    RejectedCode,
+    ServiceShuttingDown,
+    UnavailableCode,
+)
 from tests.lifecycle.double import Behaviour, Script
 from tests.lifecycle.world import DEFAULT, WORKER, World, open_world, spec
 
@@ -83,6 +90,42 @@ async def test_nothing_new_is_begun_in_the_grace(tmp_path: Path, autojump_clock:
             for handle in (busy, idle):
                 with pytest.raises(ServiceShuttingDown):
                     await world.run(handle)
+        assert world.consistent_and_empty()
+
+
+@pytest.mark.parametrize("step", ["prepare", "assign"])
+@pytest.mark.parametrize(
+    ("reason", "told"),
+    [
+        (DestroyReason.SERVICE_SHUTDOWN, UnavailableCode.SHUTTING_DOWN),
+        (DestroyReason.SUPERSEDED, RejectedCode.STALE_LEASE),
+        (DestroyReason.STALE_LEASE, RejectedCode.STALE_LEASE),
+        (None, UnavailableCode.SETUP_FAILED),
+    ],
+)
+async def test_what_is_ended_while_it_is_made_says_why_whatever_the_mechanism_then_fails_with(
+    tmp_path: Path,
+    autojump_clock: MockClock,
+    step: str,
+    reason: DestroyReason | None,
+    told: UnavailableCode | RejectedCode,
+) -> None:
+    """Its limits, say, cannot be bound any more once its end has killed what they are for."""
+    script = Script()
+    async with open_world(tmp_path, script=script) as world:
+
+        def end(name: str) -> None:
+            if name == step:
+                for each in world.registry.supervisors:
+                    if reason is not None:
+                        each.request_end(reason)
+                raise MechanismError("scope", errno.ENOENT)
+
+        script.on_call = end
+        with pytest.raises((ExecutionUnavailable, ExecutionRejected)) as caught:
+            await world.environments.provision(WORKER, spec())
+        assert caught.value.code is told
+        await trio.sleep(60)
         assert world.consistent_and_empty()
 
 

@@ -31,6 +31,10 @@ PUBLIC, PUBLIC_6, INSIDE = "93.184.216.34", "2606:4700::7", "127.0.0.1"
 HOSTS = f"10.0.0.7 a.example.com.\n{PUBLIC} b.example.org.\n{PUBLIC} c.example.org\n"
 
 
+# As long as a server on a busy machine may take; httpx would give up after five.
+ANSWER_SECONDS = 60.0
+
+
 class Server6(ThreadingHTTPServer):
     address_family = AF_INET6
 
@@ -97,12 +101,16 @@ def fetcher(way: str, context: ssl.SSLContext) -> Callable[[Guard, str], str]:
 
     def blocking(guard: Guard, url: str) -> str:
         transport = GuardedTransport(guard, ssl_context=context)
-        with httpx.Client(transport=transport, follow_redirects=True) as client:
+        with httpx.Client(
+            transport=transport, follow_redirects=True, timeout=ANSWER_SECONDS
+        ) as client:
             return client.get(url).text
 
     async def awaited(guard: Guard, url: str) -> str:
         transport = AsyncGuardedTransport(guard, ssl_context=context)
-        async with httpx.AsyncClient(transport=transport, follow_redirects=True) as client:
+        async with httpx.AsyncClient(
+            transport=transport, follow_redirects=True, timeout=ANSWER_SECONDS
+        ) as client:
             return (await client.get(url)).text
 
     if way == "blocking":
@@ -164,7 +172,7 @@ def main() -> None:
     found: dict[str, Any] = {
         way: scenes(way, servers, context) for way in ("asyncio", "trio", "blocking")
     }
-    with httpx.Client() as unguarded:
+    with httpx.Client(timeout=ANSWER_SECONDS) as unguarded:
         found["control"] = unguarded.get(f"http://{INSIDE}/").text
     found["inside"] = servers.hits[INSIDE]
     print(json.dumps(found))

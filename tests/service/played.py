@@ -14,6 +14,7 @@ from sbxd.wire.connection import Pause, ServerConnection
 from sbxd.wire.legality import Role
 from tests.service.raw import WELCOME
 
+WITHIN_SECONDS = 60
 COMMAND = ExecutionCommand(
     argv=("true",),
     working_directory=".",
@@ -96,7 +97,7 @@ async def playing(path: str, *plays: Play) -> AsyncIterator[None]:
         async with anyio.create_task_group() as group:
             group.start_soon(serve)
             yield
-            with anyio.fail_after(5):
+            with anyio.fail_after(WITHIN_SECONDS):
                 await finished.wait()
 
 
@@ -104,7 +105,7 @@ def run(backend: str, main: Callable[[], Awaitable[None]]) -> None:
     """Run `main` in an event loop of this kind; what hangs fails."""
 
     async def bounded() -> None:
-        with anyio.fail_after(30):
+        with anyio.fail_after(2 * WITHIN_SECONDS):
             await main()
 
     anyio.run(bounded, backend=backend)

@@ -88,13 +88,13 @@ def test_one_that_only_ever_stops_is_not_waited_for_for_ever(backend: str, path:
 
 def test_a_daemon_that_does_not_greet_is_unreachable(backend: str, path: str) -> None:
     async def silent(daemon: Daemon) -> None:
-        await daemon.expect(m.Hello)
-        assert await daemon.receive() is None
+        while await daemon.receive() is not None:  # its Hello, if there was time for one
+            pass
 
     async def main() -> None:
         async with playing(path, silent):
             with pytest.raises(ExecutionUnavailable):
-                async with connect(path, connect_seconds=0.05):
+                async with connect(path, connect_seconds=0.2):
                     raise AssertionError
 
     run(backend, main)
@@ -128,8 +128,9 @@ def test_a_timeout_around_the_block_is_a_timeout(backend: str, path: str) -> Non
 
     async def main() -> None:
         async with playing(path, play):
-            with anyio.move_on_after(0.05) as scope:
+            with anyio.CancelScope() as scope:
                 async with connect(path):
+                    scope.deadline = anyio.current_time() + 0.05  # once it is greeted
                     await anyio.sleep_forever()
             assert scope.cancelled_caught
             await anyio.lowlevel.checkpoint()

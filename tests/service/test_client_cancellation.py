@@ -10,7 +10,7 @@ from sbxd.client.remote import Hooks, RemoteExecutionEnvironment, connect
 from sbxd.port.command import ExecutionResult, KillReason
 from sbxd.wire import messages as m
 from tests.properties.test_wire_legality import HANDLE
-from tests.service.played import COMMAND, Daemon, executed, output, playing, run
+from tests.service.played import COMMAND, WITHIN_SECONDS, Daemon, executed, output, playing, run
 from tests.service.requests import SPECIFICATION
 
 # --- cancellation -----------------------------------------------------------------------------
@@ -34,6 +34,13 @@ async def cancel_once(
     return scope
 
 
+@pytest.fixture
+def patient_cancel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The daemon is heard out, though this machine be slow."""
+    monkeypatch.setattr(remote, "CANCEL_WAIT_SECONDS", WITHIN_SECONDS)
+
+
+@pytest.mark.usefixtures("patient_cancel")
 def test_a_cancelled_execute_tells_the_partial_result_and_then_raises(
     backend: str, path: str
 ) -> None:
@@ -64,6 +71,7 @@ def test_a_cancelled_execute_tells_the_partial_result_and_then_raises(
     ]
 
 
+@pytest.mark.usefixtures("patient_cancel")
 def test_a_cancelled_asyncio_task_does_the_same(path: str) -> None:
     told: list[ExecutionResult] = []
 
@@ -122,7 +130,7 @@ def test_a_daemon_that_does_not_answer_a_cancel_delays_it_by_no_more_than_the_bo
             playing(path, play),
             connect(path, hooks=Hooks(on_cancelled=told.append)) as environment,
         ):
-            with anyio.fail_after(2):
+            with anyio.fail_after(WITHIN_SECONDS):
                 scope = await cancel_once(environment, started)
             assert scope.cancelled_caught
             given_up.set()

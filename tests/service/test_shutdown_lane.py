@@ -1,8 +1,12 @@
 """A service that is told to stop, with a command running: whoever waits for it gets its result."""
 
+import os
+import re
+import signal
 import subprocess
 from contextlib import suppress
 from functools import partial
+from pathlib import Path
 
 import pytest
 import trio
@@ -68,6 +72,15 @@ async def test_a_worker_gets_the_partial_result_of_what_was_running() -> None:
 
 WORKERS = 4
 LOADED_SECONDS = 60.0
+# Ends when its shell is told to, which is after the process that shows on the host has begun.
+_TOLD = "trap 'echo whole; exit 0' USR1; python3 -c 'import time; time.sleep(600)' {} & wait"
+
+
+def _parent(process: Path) -> int:
+    """The process that started this one, as the host numbers them."""
+    found = re.search(r"^PPid:\t(\d+)$", (process / "status").read_text(), re.MULTILINE)
+    assert found
+    return int(found[1])
 
 
 @pytest.mark.case("LIF-13")
@@ -78,6 +91,7 @@ async def test_under_load_everybody_is_told_and_the_stop_is_bounded() -> None:
     long: list[ExecutionResult] = []
     short: list[ExecutionResult] = []
     refused: list[str] = []
+    turning, stopping = trio.Event(), trio.Event()
 
     async def work(number: int, into: list[ExecutionResult], *argv: str) -> None:
         async with connect(WORKER_SOCKET, client_name=f"worker-{number}") as remote:
@@ -101,18 +115,26 @@ async def test_under_load_everybody_is_told_and_the_stop_is_bounded() -> None:
                 while True:
                     handle = await remote.provision(specification(image))
                     await remote.destroy(handle)
+                    turning.set()
             except ExecutionUnavailable as error:
                 refused.append(type(error).__name__)
+                stopping.set()
+
+    async def end_within_the_grace(shell: int) -> None:
+        await stopping.wait()
+        os.kill(shell, signal.SIGUSR1)
 
     async with trio.open_nursery() as nursery:
         for number in range(WORKERS):
             nursery.start_soon(work, number, long, *_argv(f"loaded-{number}"))
-        go = f"{_WAIT.replace('600', '0.5')}; print('whole')"
-        nursery.start_soon(work, WORKERS, short, "python3", "-c", go, "loaded-short")
+        nursery.start_soon(work, WORKERS, short, "sh", "-c", _TOLD.format("loaded-short"))
         for number in range(WORKERS):
             await wait_process_on_the_host(f"loaded-{number}")
-        await wait_process_on_the_host("loaded-short")
+        shell = _parent(await wait_process_on_the_host("loaded-short"))
         nursery.start_soon(crowd)
+        with trio.fail_after(LOADED_SECONDS):
+            await turning.wait()
+        nursery.start_soon(end_within_the_grace, shell)
         begun = trio.current_time()
         await _stop()
         took = trio.current_time() - begun

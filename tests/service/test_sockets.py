@@ -47,7 +47,7 @@ async def serving(
         async with trio.open_nursery() as nursery:
             await nursery.start(service.serve, listeners)
             run = partial(anyio.run, ask, str(worker), str(admin), backend=backend)
-            with trio.fail_after(20):
+            with trio.fail_after(120):
                 await trio.to_thread.run_sync(run)
                 daemon.service.shut_down()  # of both services: they share the event
         return daemon

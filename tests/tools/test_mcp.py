@@ -20,6 +20,7 @@ import httpx2
 import pytest
 import uvicorn
 from mcp import Client, StdioServerParameters, stdio_client
+from mcp.client import stdio as mcp_stdio
 from mcp.client.streamable_http import streamable_http_client
 from mcp.shared.exceptions import MCPError
 
@@ -36,6 +37,14 @@ from tests.tools.world import RUN, SCRIPT, TENANT, store, world
 REPOSITORY = Path(__file__).parents[2]
 TOKEN = "t" * 32
 MODES = ["legacy", "auto"]
+HELLO = {
+    "jsonrpc": "2.0", "id": 1, "method": "initialize",
+    "params": {
+        "protocolVersion": "2025-06-18", "capabilities": {},
+        "clientInfo": {"name": "t", "version": "1"},
+    },
+}  # fmt: skip
+GOOD = {"Authorization": f"Bearer {TOKEN}", "Accept": "application/json, text/event-stream"}
 # What the fake's script stands for, and a real sandbox runs.
 PROGRAM = """\
 import sys
@@ -170,11 +179,17 @@ def test_an_artifact_of_another_run_is_not_given_out(tmp_path: Path) -> None:
 def test_a_client_that_vanishes_in_a_command_leaves_no_environment(tmp_path: Path) -> None:
     sessions = Sessions(store(tmp_path), [])
 
+    async def call() -> None:
+        async with Client(make_server(sessions), mode="legacy") as client:
+            await client.call_tool("sandbox_run_command", {"command": ["forever"]})
+
     async def main() -> None:
-        with anyio.move_on_after(0.5):
-            async with Client(make_server(sessions), mode="legacy") as client:
-                await client.call_tool("sandbox_run_command", {"command": ["forever"]})
-        assert sessions.calls(0)[-1] == "DestroyCall"
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(call)
+            while not sessions.environments or sessions.calls(0)[-1:] != ["ExecuteCall"]:
+                await anyio.lowlevel.checkpoint()
+            tasks.cancel_scope.cancel()
+        assert sessions.calls(0) == ["ProvisionCall", "ExecuteCall", "DestroyCall"]
 
     run("asyncio", main)
 
@@ -239,14 +254,6 @@ def test_over_http_nothing_is_looked_at_without_the_token_or_from_another_origin
     tmp_path: Path,
 ) -> None:
     sessions = Sessions(store(tmp_path), [])
-    good = {"Authorization": f"Bearer {TOKEN}", "Accept": "application/json, text/event-stream"}
-    hello = {
-        "jsonrpc": "2.0", "id": 1, "method": "initialize",
-        "params": {
-            "protocolVersion": "2025-06-18", "capabilities": {},
-            "clientInfo": {"name": "t", "version": "1"},
-        },
-    }  # fmt: skip
 
     async def main() -> None:
         async with http_server(sessions) as url, httpx2.AsyncClient(timeout=60) as http:
@@ -254,18 +261,18 @@ def test_over_http_nothing_is_looked_at_without_the_token_or_from_another_origin
                 ({}, 401),
                 ({"Authorization": "Bearer wrong"}, 401),
                 ({"Authorization": TOKEN}, 401),
-                ({**good, "Host": "evil.example"}, 421),
-                ({**good, "Origin": "https://evil.example"}, 403),
-                ({**good, "Mcp-Session-Id": "0" * 32}, 404),
-                ({**good, "MCP-Protocol-Version": "2026-07-28"}, 400),
+                ({**GOOD, "Host": "evil.example"}, 421),
+                ({**GOOD, "Origin": "https://evil.example"}, 403),
+                ({**GOOD, "Mcp-Session-Id": "0" * 32}, 404),
+                ({**GOOD, "MCP-Protocol-Version": "2026-07-28"}, 400),
             ]
             for headers, status in cases:
-                answer = await http.post(url, json=hello, headers=headers)
+                answer = await http.post(url, json=HELLO, headers=headers)
                 assert (answer.status_code, headers) == (status, headers)
             # What fails to begin a session leaves none behind.
-            assert (await http.post(url, json={}, headers=good)).status_code == 400
+            assert (await http.post(url, json={}, headers=GOOD)).status_code == 400
             assert [each.calls for each in sessions.environments if each.calls] == []
-            begun = await http.post(url, json=hello, headers=good)
+            begun = await http.post(url, json=HELLO, headers=GOOD)
             assert begun.status_code == 200
             assert begun.headers["mcp-session-id"]
 
@@ -276,26 +283,17 @@ def test_over_http_an_idle_session_ends_and_the_number_of_them_is_bounded(tmp_pa
     sessions = Sessions(store(tmp_path), [])
 
     async def main() -> None:
-        async with http_server(sessions, idle_seconds=0.3, sessions_max=1) as url:
-            headers = {
-                "Authorization": f"Bearer {TOKEN}",
-                "Accept": "application/json, text/event-stream",
-            }
-            hello = {
-                "jsonrpc": "2.0", "id": 1, "method": "initialize",
-                "params": {
-                    "protocolVersion": "2025-06-18", "capabilities": {},
-                    "clientInfo": {"name": "t", "version": "1"},
-                },
-            }  # fmt: skip
-            async with httpx2.AsyncClient(timeout=60, headers=headers) as http:
-                first = await http.post(url, json=hello)
-                assert first.status_code == 200
-                statuses = set()
-                with anyio.fail_after(60):
-                    while 200 not in statuses:
-                        statuses.add((await http.post(url, json=hello)).status_code)
-                assert statuses <= {200, 503}
+        async with (
+            http_server(sessions, idle_seconds=0.3, sessions_max=1) as url,
+            httpx2.AsyncClient(timeout=60, headers=GOOD) as http,
+        ):
+            first = await http.post(url, json=HELLO)
+            assert first.status_code == 200
+            statuses = set()
+            with anyio.fail_after(60):
+                while 200 not in statuses:
+                    statuses.add((await http.post(url, json=HELLO)).status_code)
+            assert statuses <= {200, 503}
 
     run("asyncio", main)
 
@@ -342,6 +340,13 @@ def test_a_short_token_opens_no_door() -> None:
 # --- as a program ---------------------------------------------------------------------------------
 
 
+@pytest.fixture
+def patient_client(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The package's client kills a server that has not ended two seconds after its pipe was closed:
+    on a busy machine before the session's environment is destroyed."""
+    monkeypatch.setattr(mcp_stdio, "PROCESS_TERMINATION_TIMEOUT", 120.0)
+
+
 @contextmanager
 def fake_daemon(tmp_path: Path) -> Iterator[Path]:
     """The configuration of a worker tier whose daemon is a program with the fake."""
@@ -370,6 +375,7 @@ def fake_daemon(tmp_path: Path) -> Iterator[Path]:
         daemon.stdout.close()
 
 
+@pytest.mark.usefixtures("patient_client")
 def test_the_program_serves_a_client_over_its_pipe(tmp_path: Path) -> None:
     async def main(config: Path) -> None:
         parameters = StdioServerParameters(
@@ -424,6 +430,7 @@ def test_the_program_serves_the_loopback_and_ends_its_sessions_when_it_is_interr
 
 
 @pytest.mark.needs("daemon", "image")
+@pytest.mark.usefixtures("patient_client")
 def test_the_program_gives_a_client_a_real_sandbox(tmp_path: Path) -> None:
     async def image() -> str:
         async with connect_admin(ADMIN_SOCKET) as admin:

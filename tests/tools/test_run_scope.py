@@ -111,8 +111,10 @@ async def test_many_first_calls_at_once_make_one_environment() -> None:
 
 @pytest.mark.parametrize("way", ["raise", "cancel", "deadline", "system-exit"])
 def test_it_is_destroyed_on_every_way_out(backend: str, way: str) -> None:
-    async def body(made: World) -> None:
+    async def body(made: World, outer: anyio.CancelScope) -> None:
         await made.scope.execute(TRUE)
+        if way == "deadline":
+            outer.deadline = anyio.current_time() + 0.2  # of a run that has an environment
         if way == "raise":
             raise ValueError("a bug of the caller")
         if way == "system-exit":
@@ -125,13 +127,14 @@ def test_it_is_destroyed_on_every_way_out(backend: str, way: str) -> None:
     async def main() -> None:
         environment = FakeExecutionEnvironment(SCRIPT)
         ended: type[BaseException] | None = None
-        with anyio.move_on_after(0.2 if way == "deadline" else 60):
+        with anyio.move_on_after(60) as outer:
             try:
                 async with world(environment=environment) as made:
-                    await body(made)
+                    await body(made, outer)
             except (ValueError, SystemExit) as error:
                 ended = type(error)
         assert ended is {"raise": ValueError, "system-exit": SystemExit}.get(way)
+        assert outer.cancelled_caught is (way == "deadline")
         assert made.calls[0] == "provision"
         assert made.calls[-1] == "destroy"
 
