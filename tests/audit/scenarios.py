@@ -223,11 +223,14 @@ async def a_command_is_not_confined_as_asked() -> None:
     run = f"/opt/sbxd/bin/python {program} {step} {program_without(place, step)}"
     drop_in.write_text(f"[Service]\nExecStart=\nExecStart={run}\n")
     image = await default_image()
+    before = position().sequence
     try:
         systemctl("daemon-reload")
         systemctl("restart", LAUNCHER)
         await restored()
         await attempt(cold(image))
+        # The reply does not wait for it, and the daemon ends with its launcher.
+        await seen(confinement.ConfinementMismatched, before)
     finally:
         drop_in.unlink()
         shutil.rmtree(place)
