@@ -17,6 +17,7 @@ from pathlib import Path
 import msgspec
 import trio
 
+from sbxctl.audit_record import AuditRecord
 from sbxd.audit import bridge_events as bridge
 from sbxd.audit import confinement
 from sbxd.audit import egress_events as egress
@@ -74,10 +75,17 @@ async def restored() -> None:
             await next_look()
 
 
-async def seen(kind: type[e.AuditEvent], after: int) -> None:
-    """Until an event of this type is recorded."""
+async def seen(
+    kind: type[e.AuditEvent], after: int, environment_id: EnvironmentId | None = None
+) -> None:
+    """Until an event of this type is recorded, of this environment or of any."""
+
+    def is_wanted(record: AuditRecord) -> bool:
+        of = record.fields.get("environment_id")
+        return record.event == kind.__name__ and environment_id in (None, of)
+
     with trio.fail_after(WITHIN_SECONDS):
-        while kind.__name__ not in {each.event for each in since(after)}:
+        while not any(map(is_wanted, since(after))):
             await next_look()
 
 
@@ -203,7 +211,8 @@ async def quarantined() -> EnvironmentId:
         with immutable(STATE / "volumes", *(each for each in kept if each.is_file())):
             with suppress(PortError):
                 await remote.destroy(handle)
-            await seen(e.EnvironmentQuarantined, before)
+            # A slot that comes to its end meanwhile is quarantined as well.
+            await seen(e.EnvironmentQuarantined, before, handle.environment_id)
     return handle.environment_id
 
 
