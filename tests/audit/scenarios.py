@@ -34,11 +34,20 @@ from tests.audit.live_records import position, since
 from tests.kernel.test_launcher_verify import FAULTY, program_without
 from tests.lab.internet import internet
 from tests.pacing import next_look
-from tests.redteam import test_bridge, test_egress_abuse, test_no_orphans, test_operator_interferes
+from tests.redteam import test_bridge, test_egress_abuse, test_no_orphans
 from tests.redteam.configuration import current, holding
 from tests.redteam.egress import allowlist, configured, networked
 from tests.redteam.faults import DAEMON, LAUNCHER, SMALL, main_pid
-from tests.redteam.live import WORKER_SOCKET, Live, admin, default_image, live, specification
+from tests.redteam.inventory import residents
+from tests.redteam.live import (
+    WORKER_SOCKET,
+    Live,
+    admin,
+    default_image,
+    live,
+    specification,
+    wait_process_on_the_host,
+)
 
 STATE = Path("/var/lib/sbxd")
 DROP_INS = Path("/run/systemd/system")
@@ -153,8 +162,22 @@ async def an_environment_lives_too_long() -> None:
             await one.run("sleep", "60")
 
 
-async def a_scope_is_stopped_under_a_command() -> None:
-    await test_operator_interferes.test_a_scope_that_is_stopped_under_a_command_is_told_as_lost()
+async def the_init_of_an_environment_is_killed_under_a_command() -> None:
+    """Everything in it dies with it, and nobody is left to tell how."""
+    async with live(SMALL) as one, trio.open_nursery() as nursery:
+
+        async def work() -> None:
+            with suppress(PortError):
+                await one.run("sleep", "4003")
+
+        nursery.start_soon(work)
+        await wait_process_on_the_host("4003")
+        (init,) = [
+            each
+            for each in residents()
+            if (each.environment_id, each.place) == (one.handle.environment_id, "box/init")
+        ]
+        os.kill(init.pid, signal.SIGKILL)
 
 
 async def the_daemon_and_its_launcher_are_killed() -> None:
@@ -346,7 +369,7 @@ SCENARIOS = (
     Scenario(a_budget_is_spent, (e.BudgetWasExhausted,)),
     Scenario(an_environment_lives_too_long, (e.EnvironmentExpired,)),
     Scenario(
-        a_scope_is_stopped_under_a_command,
+        the_init_of_an_environment_is_killed_under_a_command,
         (e.EnvironmentLost, e.CommandUnfinished, e.RequestUnserved),
     ),
     Scenario(the_daemon_and_its_launcher_are_killed, (stream.AuditOpened, e.OrphanDestroyed)),
