@@ -50,7 +50,9 @@ async def test_a_scenario_records_what_it_is_said_to(scenario: Scenario) -> None
     for each in recorded.records:
         assert each.message_id == ids[each.event]
     numbers = [each.sequence or 0 for each in recorded.records]
-    # One may be there twice where the journal went away.
+    if AuditRecovered.__name__ in recorded.events:
+        # What the journal that went away may not have read is there a second time.
+        numbers = list(dict.fromkeys(numbers))
     assert numbers == sorted(numbers)
     assert set(numbers) == set(range(min(numbers), max(numbers) + 1))
 
