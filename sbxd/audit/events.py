@@ -80,12 +80,6 @@ class StopReason(StrEnum):
     FAILED = "FAILED"
 
 
-class LostPart(StrEnum):
-    INIT = "init"
-    STEWARD = "steward"
-    LAUNCHER = "launcher"
-
-
 class AuditEvent(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag=True):
     """Base of all events.
 
@@ -284,16 +278,6 @@ class BudgetWasExhausted(EnvironmentEvent, frozen=True, kw_only=True):
     budget: Budget
 
 
-class EnvironmentLost(EnvironmentEvent, frozen=True, kw_only=True):
-    """A process that an environment cannot do without ended by itself."""
-
-    MESSAGE_ID: ClassVar[str] = "a3dff3044dbd4359a7660fe0215aae16"
-    PRIORITY: ClassVar[Priority] = Priority.ERROR
-    SUMMARY: ClassVar[str] = "Environment {environment_id} lost its {part}"
-
-    part: LostPart
-
-
 class EnvironmentDestroyFailed(AuditEvent, frozen=True, kw_only=True):
     """An attempt to destroy failed and will be repeated. step names the site, never a path."""
 
@@ -484,7 +468,6 @@ EVENT_TYPES: tuple[type[AuditEvent], ...] = (
     EnvironmentDestroyed,
     EnvironmentExpired,
     BudgetWasExhausted,
-    EnvironmentLost,
     EnvironmentDestroyFailed,
     EnvironmentQuarantined,
     OrphanDestroyed,

@@ -6,6 +6,7 @@ from sbxd.audit.confinement import ConfinementMismatched, MissingLayerAccepted
 from sbxd.audit.egress_events import EGRESS_EVENT_TYPES
 from sbxd.audit.events import AuditEvent
 from sbxd.audit.lease_events import LEASE_EVENT_TYPES
+from sbxd.audit.losses import EnvironmentLost
 from sbxd.audit.stream_events import STREAM_EVENT_TYPES
 
 EVENT_TYPES: tuple[type[AuditEvent], ...] = (
@@ -14,6 +15,7 @@ EVENT_TYPES: tuple[type[AuditEvent], ...] = (
     *EGRESS_EVENT_TYPES,
     ConfinementMismatched,
     MissingLayerAccepted,
+    EnvironmentLost,
     *LEASE_EVENT_TYPES,
     *STREAM_EVENT_TYPES,
 )

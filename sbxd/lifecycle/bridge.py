@@ -20,8 +20,8 @@ import trio
 
 from sbxd.audit.bridge_events import BridgeClosed, BridgeOpened, BridgeRefused
 from sbxd.audit.events import AuditEvent
+from sbxd.lifecycle.end_records import Identity
 from sbxd.lifecycle.environments import BridgeWorker
-from sbxd.lifecycle.supervisor import Identity
 from sbxd.mechanism.protocol import (
     BridgeDoor,
     BridgeStream,

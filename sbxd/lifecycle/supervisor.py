@@ -13,26 +13,20 @@ environment is killed and the journal still names it: the next start removes the
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import TypedDict
 
 import trio
 
-from sbxd.audit.confinement import ConfinementMismatched
 from sbxd.audit.events import (
     AuditEvent,
-    BudgetWasExhausted,
     DestroyReason,
     EnvironmentDestroyed,
     EnvironmentDestroyFailed,
-    EnvironmentExpired,
-    EnvironmentLost,
     EnvironmentQuarantined,
-    LostPart,
-    SandboxEscapeWasSuspected,
-    SlotPreparationFailed,
 )
+from sbxd.audit.losses import LostPart
 from sbxd.audit.sink import AuditSink, AuditUnavailable
 from sbxd.lifecycle.budgets import Budgets
+from sbxd.lifecycle.end_records import Escape, Identity, preparation_failed, reasons
 from sbxd.lifecycle.execution import Execution
 from sbxd.lifecycle.finalize import BudgetSpent, within
 from sbxd.lifecycle.journal import Journal, JournalState, JournalUnwritable, Tenancy
@@ -41,7 +35,6 @@ from sbxd.lifecycle.network import EnvironmentNetwork
 from sbxd.lifecycle.verdict import Lost, command_end
 from sbxd.mechanism.protocol import (
     BridgeDoor,
-    ConfinementMismatch,
     Mechanism,
     MechanismError,
     ProcessSurvived,
@@ -52,7 +45,7 @@ from sbxd.policy.budgets import Account
 from sbxd.port.command import ExecutionResult, Usage
 from sbxd.port.environment import EnvironmentHandle, EnvironmentSpec
 from sbxd.port.errors import EscapeCode
-from sbxd.port.ids import EnvironmentId, RunId, TenantId
+from sbxd.port.ids import EnvironmentId
 
 
 @dataclass(frozen=True)
@@ -74,14 +67,6 @@ class Tenant:
     specification: EnvironmentSpec
     account: Account
     taken_at: float
-
-
-@dataclass(frozen=True)
-class Escape:
-    """Which invariant was violated."""
-
-    code: EscapeCode
-    detail: str
 
 
 class Supervisor:
@@ -187,6 +172,8 @@ class Supervisor:
         """
         self._is_abandoned = True
         self.last_attempt_over.set()
+        if self.end_reason is None:
+            self._lost_part = LostPart.LAUNCHER
         self.request_end(DestroyReason.ENVIRONMENT_LOST)
         if self.execution is not None:
             self.execution.end_with_environment(Lost())
@@ -365,11 +352,7 @@ class Supervisor:
             EscapeCode.PROCESS_SURVIVED, "a process outlived the destruction of its environment"
         )
         self.last_attempt_over.set()  # whoever waits for the proof need not wait for the record
-        await self._emit_surely(
-            SandboxEscapeWasSuspected(
-                **self.identity(), code=self._escape.code, detail=self._escape.detail
-            )
-        )
+        await self._emit_surely(self._escape.event(self.identity()))
 
     async def _try_to_destroy(self) -> MechanismError | None:
         if self._sandbox is not None:
@@ -433,38 +416,21 @@ class Supervisor:
     async def _audit_reason(self) -> None:
         """What the end's reason adds to the record before the destruction."""
         if self.preparation_failure is not None:
-            await self._emit_surely(self._failure_event(self.preparation_failure))
+            failed = preparation_failed(self.environment_id, self.preparation_failure)
+            await self._emit_surely(failed)
         if self.handle is None:
             return
-        if self._escape is not None:
-            await self._emit_surely(
-                SandboxEscapeWasSuspected(
-                    **self.identity(), code=self._escape.code, detail=self._escape.detail
-                )
-            )
-        budget = self.account.exhausted
-        if budget is not None:
-            await self._emit_surely(BudgetWasExhausted(**self.identity(), budget=budget))
-        if self.end_reason is DestroyReason.EXPIRED:
-            await self._emit_surely(
-                EnvironmentExpired(**self.identity(), expires_at=self.handle.expires_at)
-            )
-        if self._lost_part is not None:
-            await self._emit_surely(EnvironmentLost(**self.identity(), part=self._lost_part))
+        for event in reasons(
+            self.identity(),
+            self.handle,
+            reason=self.end_reason,
+            escape=self._escape,
+            budget=self.account.exhausted,
+            lost_part=self._lost_part,
+        ):
+            await self._emit_surely(event)
 
-    def _failure_event(self, problem: MechanismError) -> AuditEvent:
-        if isinstance(problem, ConfinementMismatch):
-            return ConfinementMismatched(
-                environment_id=self.environment_id,
-                step=problem.step,
-                errno=problem.errno,
-                detail=problem.detail,
-            )
-        return SlotPreparationFailed(
-            environment_id=self.environment_id, step=problem.step, errno=problem.errno
-        )
-
-    def identity(self) -> "Identity":
+    def identity(self) -> Identity:
         """The fields of an EnvironmentEvent. Only of an environment that a tenant has."""
         tenancy = self.tenancy
         return {
@@ -490,10 +456,3 @@ class Supervisor:
 
 
 _AT_ONCE = frozenset({DestroyReason.ENVIRONMENT_LOST, DestroyReason.ESCAPE_SUSPECTED})
-
-
-class Identity(TypedDict):
-    environment_id: EnvironmentId
-    tenant_id: TenantId
-    run_id: RunId
-    lease_epoch: int

@@ -15,6 +15,7 @@ import os
 import socket
 from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
+from functools import partial
 
 import trio
 
@@ -145,7 +146,7 @@ class NamespacesSandbox:
         self._init_socket = socket_of(fds["init_channel"])
         self._init = self._client_of(self._init_socket)
         self._steward_stream = trio.SocketStream(socket_of(fds["steward_channel"]))
-        self._steward = StewardClient(self._steward_stream)
+        self._steward = StewardClient(self._steward_stream, on_lost=partial(self._lose, "steward"))
         self._snapshots = Snapshots(self._steward, self._volume)
         self._lost = trio.Event()
         self._wanted = trio.Event()

@@ -9,7 +9,7 @@ Deliberately absent: timeouts (the caller's) and any path check beyond what fram
 """
 
 import os
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import NoReturn
 
@@ -118,11 +118,18 @@ class StewardClient:
     """
 
     def __init__(
-        self, stream: trio.SocketStream, *, hash_bytes_max: int = CHANGES_HASH_BYTES_MAX
+        self,
+        stream: trio.SocketStream,
+        *,
+        on_lost: Callable[[], None] = lambda: None,
+        hash_bytes_max: int = CHANGES_HASH_BYTES_MAX,
     ) -> None:
-        """hash_bytes_max: how many bytes one comparison may read for digests, besides the
-        steward's own bound, the volume's size; what does not fit is reported without."""
+        """on_lost: called before the first SandboxLost is raised.
+
+        hash_bytes_max: how many bytes one comparison may read for digests, besides the steward's
+        own bound, the volume's size; what does not fit is reported without."""
         self._socket = stream.socket
+        self._on_lost = on_lost
         self._hash_bytes_max = hash_bytes_max
         self._turn = trio.Lock()
         self._unsent = b""
@@ -349,5 +356,7 @@ class StewardClient:
             self._break(str(problem))
 
     def _break(self, detail: str) -> NoReturn:
-        self._broken = True
+        if not self._broken:
+            self._broken = True
+            self._on_lost()
         raise SandboxLost("steward", 0, f"the steward is lost: {detail}")

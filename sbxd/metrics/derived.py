@@ -20,6 +20,7 @@ from sbxd.audit import lease_events as lease
 from sbxd.audit.bridge_events import BridgeClosed, BridgeRefused
 from sbxd.audit.confinement import ConfinementMismatched
 from sbxd.audit.events import AuditEvent
+from sbxd.audit.losses import EnvironmentLost, LostPart
 from sbxd.metrics.denials import Denials
 from sbxd.metrics.families import Counter, Family, Histogram, Unit
 from sbxd.metrics.recent import Recent
@@ -159,8 +160,10 @@ class DerivedMetrics:
             "sbxd_budgets_exhausted", "Environments that overran a budget.", "budget"
         ).declare(*((each.value,) for each in Budget))
         self.lost = Counter(
-            "sbxd_environments_lost", "Environments whose process ended by itself.", "part"
-        ).declare(*((each.value,) for each in e.LostPart))
+            "sbxd_environments_lost",
+            "Environments that ended by themselves, by what was missing first.",
+            "part",
+        ).declare(*((each.value,) for each in LostPart))
         self.escapes = Counter(
             "sbxd_escapes_suspected", "Invariants of the isolation that were violated.", "code"
         ).declare(*((each.value,) for each in EscapeCode))
@@ -241,7 +244,7 @@ class DerivedMetrics:
             e.EnvironmentProvisioned: self._provisioned,
             e.EnvironmentDestroyed: self._destroyed,
             e.BudgetWasExhausted: lambda it: self.budgets.add(it.budget.value),
-            e.EnvironmentLost: lambda it: self.lost.add(it.part.value),
+            EnvironmentLost: lambda it: self.lost.add(it.part.value),
             e.EnvironmentDestroyFailed: self._destroy_failed,
             e.EnvironmentQuarantined: self._quarantined,
             e.OrphanDestroyed: lambda it: self.reaped.add(self._mechanism, _UNOWNED),

@@ -24,6 +24,7 @@ from sbxd.audit import egress_events as egress
 from sbxd.audit import events as e
 from sbxd.audit import lease_events as leases
 from sbxd.audit import stream_events as stream
+from sbxd.audit.losses import EnvironmentLost
 from sbxd.client.remote import connect
 from sbxd.port.environment import EnvironmentSpec
 from sbxd.port.errors import PortError, WorkspaceEscape
@@ -370,7 +371,7 @@ SCENARIOS = (
     Scenario(an_environment_lives_too_long, (e.EnvironmentExpired,)),
     Scenario(
         the_init_of_an_environment_is_killed_under_a_command,
-        (e.EnvironmentLost, e.CommandUnfinished, e.RequestUnserved),
+        (EnvironmentLost, e.CommandUnfinished, e.RequestUnserved),
     ),
     Scenario(the_daemon_and_its_launcher_are_killed, (stream.AuditOpened, e.OrphanDestroyed)),
     Scenario(

@@ -272,17 +272,27 @@ async def test_requests_at_the_same_time_take_turns(tmp_path: Path) -> None:
 
 async def test_a_steward_that_ends_is_lost() -> None:
     ours, theirs = socket.socketpair()
-    client = StewardClient(trio.SocketStream(trio.socket.from_stdlib_socket(ours)))
+    told: list[str] = []
+    client = StewardClient(
+        trio.SocketStream(trio.socket.from_stdlib_socket(ours)),
+        on_lost=lambda: told.append("lost"),
+    )
     with ours:
         async with trio.open_nursery() as nursery:
 
             async def ask() -> None:
                 with pytest.raises(SandboxLost):
                     await client.snapshot()
+                # Whoever draws consequences from the refusal finds the loss known.
+                assert told == ["lost"]
 
             nursery.start_soon(ask)
             await trio.testing.wait_all_tasks_blocked()
+            assert told == []
             theirs.close()
+        with pytest.raises(SandboxLost):
+            await client.snapshot()
+        assert told == ["lost"]
 
 
 async def test_the_whole_protocol_runs_under_the_shipped_filter(tmp_path: Path) -> None:

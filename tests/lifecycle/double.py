@@ -289,6 +289,7 @@ class DoubleSandbox:
     async def listdir(self, path: bytes) -> Sequence[FileChange]:
         await self.owner.call("listdir")
         if self.steward_is_gone:
+            self.lose("steward")
             raise SandboxLost("listdir", 0)
         return ()
 

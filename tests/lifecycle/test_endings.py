@@ -12,10 +12,9 @@ from sbxd.audit.events import (
     EnvironmentDestroyed,
     EnvironmentDestroyFailed,
     EnvironmentExpired,
-    EnvironmentLost,
     EnvironmentQuarantined,
-    LostPart,
 )
+from sbxd.audit.losses import EnvironmentLost, LostPart
 from sbxd.lifecycle.environments import Peer, PeerRole
 from sbxd.lifecycle.journal import JournalState
 from sbxd.lifecycle.machine import State
@@ -245,6 +244,7 @@ async def test_a_steward_that_is_gone_is_environment_lost_and_ends_the_environme
         assert lost.value.code is UnavailableCode.ENVIRONMENT_LOST
         await wait_all_tasks_blocked()
         assert world.consistent_and_empty()
+        assert [each.part for each in world.sink.of(EnvironmentLost)] == [LostPart.STEWARD]
 
 
 @pytest.mark.case("API-11")

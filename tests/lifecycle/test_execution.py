@@ -13,6 +13,7 @@ from sbxd.audit.events import (
     DestroyReason,
     SandboxEscapeWasSuspected,
 )
+from sbxd.audit.losses import EnvironmentLost, LostPart
 from sbxd.lifecycle.budgets import Budgets
 from sbxd.lifecycle.journal import JournalState
 from sbxd.mechanism.protocol import Changes, CommandExit, CommandNotStarted, Counters, StartFailure
@@ -316,6 +317,7 @@ async def test_a_tree_that_is_late_and_then_proven_dead_is_a_lost_environment_an
         assert world.consistent_and_empty()
         assert world.sink.of(SandboxEscapeWasSuspected) == []
         assert len(world.sink.of(CommandUnfinished)) == 1
+        assert [each.part for each in world.sink.of(EnvironmentLost)] == [LostPart.COMMAND]
 
 
 async def test_a_caller_that_hangs_up_does_not_hide_a_tree_that_survives(
@@ -469,6 +471,8 @@ async def test_a_workspace_that_cannot_be_compared_is_environment_lost(
         with pytest.raises(ExecutionUnavailable) as lost:
             await world.run(handle)
         assert lost.value.code is UnavailableCode.ENVIRONMENT_LOST
+        await wait_all_tasks_blocked()
+        assert [each.part for each in world.sink.of(EnvironmentLost)] == [LostPart.COMMAND]
 
 
 async def test_a_command_that_cannot_be_audited_is_killed_and_reported_so(
