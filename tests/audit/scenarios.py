@@ -157,7 +157,7 @@ async def a_budget_is_spent() -> None:
 
 
 async def an_environment_lives_too_long() -> None:
-    budgets = EnvironmentBudgets(operations_max=9, returned_bytes_max=MIB, wall_seconds_max=1)
+    budgets = EnvironmentBudgets(operations_max=9, returned_bytes_max=MIB, wall_seconds_max=3)
     async with live(SMALL, budgets=budgets) as one:
         with suppress(PortError):
             await one.run("sleep", "60")
