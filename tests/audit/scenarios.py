@@ -17,6 +17,7 @@ from pathlib import Path
 import msgspec
 import trio
 
+from sbxctl.audit_record import AuditRecord
 from sbxd.audit import bridge_events as bridge
 from sbxd.audit import confinement
 from sbxd.audit import egress_events as egress
@@ -34,11 +35,20 @@ from tests.audit.live_records import position, since
 from tests.kernel.test_launcher_verify import FAULTY, program_without
 from tests.lab.internet import internet
 from tests.pacing import next_look
-from tests.redteam import test_bridge, test_egress_abuse, test_no_orphans, test_operator_interferes
+from tests.redteam import test_bridge, test_egress_abuse, test_no_orphans
 from tests.redteam.configuration import current, holding
 from tests.redteam.egress import allowlist, configured, networked
 from tests.redteam.faults import DAEMON, LAUNCHER, SMALL, main_pid
-from tests.redteam.live import WORKER_SOCKET, Live, admin, default_image, live, specification
+from tests.redteam.inventory import residents
+from tests.redteam.live import (
+    WORKER_SOCKET,
+    Live,
+    admin,
+    default_image,
+    live,
+    specification,
+    wait_process_on_the_host,
+)
 
 STATE = Path("/var/lib/sbxd")
 DROP_INS = Path("/run/systemd/system")
@@ -75,10 +85,17 @@ async def restored() -> None:
             await next_look()
 
 
-async def seen(kind: type[e.AuditEvent], after: int) -> None:
-    """Until an event of this type is recorded."""
+async def seen(
+    kind: type[e.AuditEvent], after: int, environment_id: EnvironmentId | None = None
+) -> None:
+    """Until an event of this type is recorded, of this environment or of any."""
+
+    def is_wanted(record: AuditRecord) -> bool:
+        of = record.fields.get("environment_id")
+        return record.event == kind.__name__ and environment_id in (None, of)
+
     with trio.fail_after(WITHIN_SECONDS):
-        while kind.__name__ not in {each.event for each in since(after)}:
+        while not any(map(is_wanted, since(after))):
             await next_look()
 
 
@@ -140,14 +157,28 @@ async def a_budget_is_spent() -> None:
 
 
 async def an_environment_lives_too_long() -> None:
-    budgets = EnvironmentBudgets(operations_max=9, returned_bytes_max=MIB, wall_seconds_max=1)
+    budgets = EnvironmentBudgets(operations_max=9, returned_bytes_max=MIB, wall_seconds_max=3)
     async with live(SMALL, budgets=budgets) as one:
         with suppress(PortError):
             await one.run("sleep", "60")
 
 
-async def a_scope_is_stopped_under_a_command() -> None:
-    await test_operator_interferes.test_a_scope_that_is_stopped_under_a_command_is_told_as_lost()
+async def the_init_of_an_environment_is_killed_under_a_command() -> None:
+    """Everything in it dies with it, and nobody is left to tell how."""
+    async with live(SMALL) as one, trio.open_nursery() as nursery:
+
+        async def work() -> None:
+            with suppress(PortError):
+                await one.run("sleep", "4003")
+
+        nursery.start_soon(work)
+        await wait_process_on_the_host("4003")
+        (init,) = [
+            each
+            for each in residents()
+            if (each.environment_id, each.place) == (one.handle.environment_id, "box/init")
+        ]
+        os.kill(init.pid, signal.SIGKILL)
 
 
 async def the_daemon_and_its_launcher_are_killed() -> None:
@@ -204,7 +235,8 @@ async def quarantined() -> EnvironmentId:
         with immutable(STATE / "volumes", *(each for each in kept if each.is_file())):
             with suppress(PortError):
                 await remote.destroy(handle)
-            await seen(e.EnvironmentQuarantined, before)
+            # A slot that comes to its end meanwhile is quarantined as well.
+            await seen(e.EnvironmentQuarantined, before, handle.environment_id)
     return handle.environment_id
 
 
@@ -224,11 +256,14 @@ async def a_command_is_not_confined_as_asked() -> None:
     run = f"/opt/sbxd/bin/python {program} {step} {program_without(place, step)}"
     drop_in.write_text(f"[Service]\nExecStart=\nExecStart={run}\n")
     image = await default_image()
+    before = position().sequence
     try:
         systemctl("daemon-reload")
         systemctl("restart", LAUNCHER)
         await restored()
         await attempt(cold(image))
+        # The reply does not wait for it, and the daemon ends with its launcher.
+        await seen(confinement.ConfinementMismatched, before)
     finally:
         drop_in.unlink()
         shutil.rmtree(place)
@@ -288,10 +323,10 @@ async def connections_are_asked_for() -> None:
 
 async def the_journal_is_away() -> None:
     async with live(SMALL) as one:
+        before = position().sequence
         with journal_away(), suppress(PortError):
             await one.run("true")
-        after = position().sequence
-    await seen(stream.AuditRecovered, after - 8)
+    await seen(stream.AuditRecovered, before)
 
 
 @contextmanager
@@ -335,7 +370,7 @@ SCENARIOS = (
     Scenario(a_budget_is_spent, (e.BudgetWasExhausted,)),
     Scenario(an_environment_lives_too_long, (e.EnvironmentExpired,)),
     Scenario(
-        a_scope_is_stopped_under_a_command,
+        the_init_of_an_environment_is_killed_under_a_command,
         (EnvironmentLost, e.CommandUnfinished, e.RequestUnserved),
     ),
     Scenario(the_daemon_and_its_launcher_are_killed, (stream.AuditOpened, e.OrphanDestroyed)),

@@ -177,7 +177,7 @@ def main(directory: Path) -> None:
     for thread in waiting:
         thread.start()
     for _ in waiting:
-        assert READY.acquire(timeout=20)
+        assert READY.acquire(timeout=60)
     servers = [
         Server(address, context, directory / "content", connections)
         for address in (ALLOWED, ALLOWED_6, OTHER, PRIVATE, METADATA)
