@@ -1,6 +1,7 @@
 """A whole lifecycle over the double: what a test of it starts with."""
 
 import itertools
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -11,7 +12,8 @@ from typing import TypeVar
 import msgspec
 import trio
 
-from sbxd.audit.events import AuditEvent
+from sbxd.audit.events import AuditEvent, DestroyReason, EnvironmentDestroyed
+from sbxd.audit.losses import EnvironmentLost
 from sbxd.audit.sink import AuditUnavailable, MemorySink
 from sbxd.lifecycle.budgets import Budgets, budgets_of
 from sbxd.lifecycle.commands import CommandRules
@@ -186,8 +188,20 @@ class World:
         )
 
     def consistent_and_empty(self) -> bool:
-        """Whether nothing is left: not in the kernel, not in the books, not in the journal."""
-        return not self.mechanism.existing and not self.registry.owned() and not self.store.states()
+        """Whether nothing is left: not in the kernel, not in the books, not in the journal; and
+        what ended as lost is told to have been (decision 0178)."""
+        ended = [
+            each.environment_id
+            for each in self.sink.of(EnvironmentDestroyed)
+            if each.reason is DestroyReason.ENVIRONMENT_LOST
+        ]
+        told = Counter(each.environment_id for each in self.sink.of(EnvironmentLost))
+        return (
+            not self.mechanism.existing
+            and not self.registry.owned()
+            and not self.store.states()
+            and all(told[each] == 1 for each in ended)
+        )
 
 
 @asynccontextmanager
