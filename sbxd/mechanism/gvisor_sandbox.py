@@ -244,6 +244,10 @@ class GvisorSandbox(NamespacesSandbox):
             self._booted = trio.Event()
             self._tasks.start_soon(self._replace, sentry)
 
+    def sentry_lost(self) -> None:
+        """A Sentry has ended under its command, and no limit is the reason."""
+        self._lose("init")
+
     async def _replace(self, ended: Sentry) -> None:
         number = ended.leaf.number + 1
         try:
@@ -322,6 +326,8 @@ class GvisorCommand:
             with trio.move_on_after(PATIENCE_SECONDS):
                 await self._sentry.leaf.wait_empty()
             if not self.counters().oom_kill:
+                if not self._sentry.killed:
+                    self._sandbox.sentry_lost()
                 raise
         await trio.sleep_forever()
         raise AssertionError

@@ -20,7 +20,8 @@ from sbxd.port.errors import (
     UnavailableCode,
 )
 from tests.pacing import next_look
-from tests.redteam.live import ADMIN_SOCKET, Live, live
+from tests.redteam.live import ADMIN_SOCKET, Live, live, until
+from tests.redteam.operator import events, now
 
 pytestmark = [pytest.mark.needs("lane-gvisor", "daemon")]
 
@@ -167,6 +168,29 @@ async def test_a_sentry_that_ends_while_nothing_runs_is_a_lost_environment() -> 
             UnavailableCode.ENVIRONMENT_LOST,
             RejectedCode.ENVIRONMENT_GONE,
         )
+
+
+async def test_a_sentry_that_is_killed_under_a_command_is_recorded_as_lost() -> None:
+    since = now()
+    async with live() as environment:
+        codes = []
+
+        async def work() -> None:
+            with pytest.raises(ExecutionUnavailable) as caught:
+                await environment.run("sh", "-c", "touch started; sleep 100")
+            codes.append(caught.value.code)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(work)
+            await wait_file(environment, "started")
+            os.kill(sentry(environment), signal.SIGKILL)
+        assert codes == [UnavailableCode.ENVIRONMENT_LOST]
+        await until(lambda: events(since, "EnvironmentLost"))
+    assert [
+        each["SBX_PART"]
+        for each in events(since, "EnvironmentLost")
+        if each["SBX_ENVIRONMENT_ID"] == environment.handle.environment_id
+    ] == ["init"]
 
 
 async def test_a_guest_that_does_not_answer_is_killed_whole_and_replaced() -> None:

@@ -171,12 +171,12 @@ async def test_emptiness_is_seen_when_the_last_process_dies(cgroup: Path) -> Non
         await trio.testing.wait_all_tasks_blocked()
         os.kill(pid, signal.SIGKILL)
 
-    with trio.fail_after(10):
+    with trio.fail_after(60):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(kill)
             await kernel_events.wait_unpopulated(events)
     assert not kernel_events.is_populated(events)
-    with trio.fail_after(1):
+    with trio.fail_after(60):
         await kernel_events.wait_unpopulated(events)
     assert reap(pid) == signal.SIGKILL
     os.close(events)
@@ -189,7 +189,7 @@ async def test_a_removed_cgroup_is_empty(cgroup: Path) -> None:
     events = os.open(child / "cgroup.events", os.O_RDONLY)
     child.rmdir()
     assert not kernel_events.is_populated(events)
-    with trio.fail_after(1):
+    with trio.fail_after(60):
         await kernel_events.wait_unpopulated(events)
     os.close(events)
 
@@ -203,7 +203,7 @@ async def test_emptiness_is_seen_when_the_cgroup_is_removed_before_the_kernel_te
         child.mkdir()
         pid = process_in(child)  # the file has just changed: the next word comes by a timer
         events = os.open(child / "cgroup.events", os.O_RDONLY)
-        with trio.fail_after(10):
+        with trio.fail_after(60):
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(kernel_events.wait_unpopulated, events)
                 await trio.testing.wait_all_tasks_blocked()
@@ -226,7 +226,7 @@ async def test_a_refused_fork_ends_the_wait(cgroup: Path) -> None:
         except OSError:
             os._exit(0)
         os._exit(1)
-    with trio.fail_after(10):
+    with trio.fail_after(60):
         await watch.wait()
     assert parse_flat_keyed(kernel_events.read(descriptor)) == {"max": 1}
     assert reap(pid) == 0
