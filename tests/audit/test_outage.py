@@ -9,7 +9,7 @@ import sys
 import pytest
 import trio
 
-from sbxd.audit.events import CommandStarted
+from sbxd.audit.events import CommandStarted, EnvironmentDestroyed
 from sbxd.audit.stream_events import AuditRecovered
 from sbxd.client.remote import connect
 from sbxd.port.command import ExecutionResult
@@ -91,6 +91,7 @@ async def test_running_work_goes_on_new_work_is_refused_and_nothing_is_missing()
                         await next_look()
                 await one.remote.destroy(one.handle)
         await seen(AuditRecovered, before)
+        await seen(EnvironmentDestroyed, before, one.handle.environment_id)
         assert (await idle.run("true")).exit_code == 0
         after = await doctor()
     assert during[0] == "missing"
