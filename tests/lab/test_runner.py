@@ -2,6 +2,8 @@
 
 import ast
 import subprocess
+import threading
+from collections import deque
 from pathlib import Path
 
 import pytest
@@ -85,7 +87,7 @@ def test_a_lane_that_cannot_be_set_up_fails_the_run(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(session, "start", refuse)
     broken = Outcome(LaneKind.CONTAINER, [TEST])
-    testing.run_share([broken], [], testing.Runs(), lambda text: None)
+    testing.run_waiting(deque([broken]), [], testing.Runs(), lambda text: None)
     status, page = verdict(broken)
     assert status == 1
     assert "no disk left" in page
@@ -99,9 +101,41 @@ def test_a_run_over_its_budget_is_killed_and_fails(
     sleeper.chmod(0o755)
     monkeypatch.setattr(testing, "interpreter", lambda: str(sleeper))
     slow = Outcome(LaneKind.HOST, [TEST], budget=0.2)
-    testing.run_share([slow], [], testing.Runs(), lambda text: None)
+    testing.run_waiting(deque([slow]), [], testing.Runs(), lambda text: None)
     assert slow.error == "over its budget of 0 s: killed"
     assert slow.seconds < 60
+
+
+def test_every_lane_is_in_the_order_of_lengths() -> None:
+    assert sorted(testing.LONGEST_FIRST) == sorted(LaneKind)
+
+
+def test_two_runners_take_each_waiting_lane_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A long lane keeps one runner; the other takes all the rest meanwhile."""
+    begun: list[LaneKind] = []
+    rest_done = threading.Event()
+
+    def run(outcome: Outcome, *_: object) -> None:
+        begun.append(outcome.lane)
+        if outcome.lane is LaneKind.UML:
+            assert rest_done.wait(60)
+        elif len(begun) == len(lanes):
+            rest_done.set()
+
+    monkeypatch.setattr(testing, "_run_here", run)
+    monkeypatch.setattr(testing, "_run_in_lane", run)
+    lanes = [lane for lane in testing.LONGEST_FIRST if lane is not LaneKind.NATIVE]
+    waiting = deque(Outcome(lane, [TEST]) for lane in lanes)
+    threads = [
+        threading.Thread(target=testing.run_waiting, args=(waiting, [], testing.Runs(), print))
+        for _ in range(testing.LANES_AT_ONCE)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+        assert not thread.is_alive()
+    assert sorted(begun) == sorted(lanes)
 
 
 def test_a_test_goes_to_the_cheapest_lane_that_has_what_it_needs() -> None:
