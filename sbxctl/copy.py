@@ -11,13 +11,13 @@ import trio
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
 from sbxctl.exits import Exit
+from sbxctl.naming import NAME_PATTERN, find
 from sbxctl.report import console, print_json
 from sbxctl.session import run_verb
 from sbxctl.transfer import Moved, Transfer, get_file, put_file
 from sbxd.client.admin import AdminClient
-from sbxd.port.ids import EnvironmentId
 
-_INSIDE = re.compile(r"([0-9a-f]{32}):(.*)", re.ASCII | re.DOTALL)
+_INSIDE = re.compile(rf"({NAME_PATTERN}):(.*)", re.ASCII | re.DOTALL)
 
 
 @click.command("cp")
@@ -39,14 +39,14 @@ def cp(socket: str, as_json: bool, source: str, destination: str) -> None:
 
     async def verb(admin: AdminClient) -> int:
         if inside is not None:
-            found = await admin.inspect(EnvironmentId(inside[1]))
+            found = await find(admin, inside[1])
             transfer = Transfer(host=_here(destination, inside[2]), workspace=inside[2])
             with _progress(transfer.workspace, None) as moved:
                 digest = await get_file(admin.workspace(found.handle), transfer, moved=moved)
             told = {"size_bytes": digest.size_bytes, "sha256": digest.sha256}
         else:
             assert outside is not None
-            found = await admin.inspect(EnvironmentId(outside[1]))
+            found = await find(admin, outside[1])
             transfer = Transfer(host=Path(source), workspace=_there(outside[2], Path(source).name))
             with _progress(transfer.host.name, (await trio.Path(source).stat()).st_size) as moved:
                 size = await put_file(admin.workspace(found.handle), transfer, moved=moved)

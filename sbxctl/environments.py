@@ -3,12 +3,13 @@
 import click
 
 from sbxctl.exits import Exit
+from sbxctl.naming import find
 from sbxctl.report import print_json, show_environment, show_environments
 from sbxctl.session import run_verb
 from sbxctl.units import EnvironmentName
 from sbxd.client.admin import AdminClient
+from sbxd.port.environment import EnvironmentHandle
 from sbxd.port.errors import ExecutionRejected, RejectedCode
-from sbxd.port.ids import EnvironmentId
 
 
 @click.command("ls")
@@ -32,11 +33,11 @@ def ls(socket: str, as_json: bool) -> None:
 @click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")
 @click.argument("environment_id", type=EnvironmentName())
 @click.pass_obj
-def inspect(socket: str, as_json: bool, environment_id: EnvironmentId) -> None:
+def inspect(socket: str, as_json: bool, environment_id: str) -> None:
     """Show one live environment: whose it is, its limits, what it is running."""
 
     async def verb(admin: AdminClient) -> int:
-        info = await admin.inspect(environment_id)
+        info = await find(admin, environment_id)
         if as_json:
             print_json(info)
         else:
@@ -50,21 +51,25 @@ def inspect(socket: str, as_json: bool, environment_id: EnvironmentId) -> None:
 @click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")
 @click.argument("environment_ids", nargs=-1, required=True, type=EnvironmentName())
 @click.pass_obj
-def destroy(socket: str, as_json: bool, environment_ids: tuple[EnvironmentId, ...]) -> None:
+def destroy(socket: str, as_json: bool, environment_ids: tuple[str, ...]) -> None:
     """End environments and erase their workspaces. One that is gone already is no error."""
 
     async def verb(admin: AdminClient) -> int:
-        outcome = {}
-        for each in environment_ids:
+        outcome: dict[str, str] = {}
+        found: dict[str, EnvironmentHandle | None] = {}
+        for each in environment_ids:  # all of them are found before the first is ended
             try:
-                info = await admin.inspect(each)
+                found[each] = (await find(admin, each)).handle
             except ExecutionRejected as error:
                 if error.code is not RejectedCode.ENVIRONMENT_GONE:
                     raise
+                found[each] = None
+        for each, handle in found.items():
+            if handle is None:
                 outcome[each] = "gone"
                 continue
-            await admin.environments.destroy(info.handle)
-            outcome[each] = "destroyed"
+            await admin.environments.destroy(handle)
+            outcome[handle.environment_id] = "destroyed"
         if as_json:
             print_json(outcome)
         else:

@@ -9,6 +9,7 @@ import click
 import trio
 
 from sbxctl.exits import of_kill
+from sbxctl.naming import find
 from sbxctl.options import bound_options, environment_options
 from sbxctl.report import console, print_json, show_result
 from sbxctl.session import run_verb
@@ -20,7 +21,6 @@ from sbxd.client.remote import CancelledHook, Hooks
 from sbxd.port.command import ExecutionCommand, ExecutionResult, KillReason
 from sbxd.port.environment import EnvironmentHandle
 from sbxd.port.errors import ExecutionUnavailable, UnavailableCode
-from sbxd.port.ids import EnvironmentId
 from sbxd.settings import SandboxMechanism
 from sbxd.wire.messages import OutputStream
 
@@ -243,7 +243,7 @@ def execute(
     directory: str,
     network: bool,
     as_json: bool,
-    environment_id: EnvironmentId,
+    environment_id: str,
     argv: tuple[str, ...],
 ) -> None:
     """Run one more command in a live environment (one at a time).
@@ -257,7 +257,7 @@ def execute(
 
     async def verb(admin: AdminClient) -> int:
         command = options.command()
-        info = await admin.inspect(environment_id)
+        info = await find(admin, environment_id)
         timings = Timings(started=monotonic())
         timings.provisioned = timings.started
         result = await execute_in(admin, info.handle, command, timings, live=not as_json)

@@ -17,6 +17,7 @@ import click
 import trio
 
 from sbxctl.exits import Exit, of_kill
+from sbxctl.naming import find
 from sbxctl.options import bound_options, environment_options
 from sbxctl.report import console
 from sbxctl.run import ENDED_WITH_THE_ENVIRONMENT, Timings, destroy, execute_in
@@ -27,7 +28,6 @@ from sbxd.client.admin import AdminClient
 from sbxd.port.command import ExecutionCommand, ExecutionResult, KillReason
 from sbxd.port.environment import WORKSPACE_ROOT, EnvironmentHandle
 from sbxd.port.errors import ExecutionRejected, RejectedCode
-from sbxd.port.ids import EnvironmentId
 
 ABOUT = """\
 Each line is a command of its own: sh -c LINE. Files stay, and so does cd; variables, functions and
@@ -48,7 +48,7 @@ def shell(
     timeout: int,
     max_output: int,
     network: bool,
-    environment_id: EnvironmentId | None,
+    environment_id: str | None,
 ) -> None:
     """Type commands, line by line, in one environment.
 
@@ -63,7 +63,7 @@ def shell(
 
     async def verb(admin: AdminClient) -> int:
         if environment_id is not None:
-            info = await admin.inspect(environment_id)
+            info = await find(admin, environment_id)
             return await Loop(admin, info.handle, how).run()
         described = await admin.describe()
         wanted = specification(

@@ -4,7 +4,7 @@ import re
 
 import click
 
-from sbxd.port.ids import ENVIRONMENT_ID_PATTERN, EnvironmentId
+from sbxctl.naming import ID_DIGITS, NAME_PATTERN, PREFIX_DIGITS_MIN
 from sbxd.wire.egress import HOST_CHARACTERS_MAX
 
 _SIZE = re.compile(
@@ -53,19 +53,22 @@ class Cpus(click.ParamType[int]):
         return millicores
 
 
-class EnvironmentName(click.ParamType[EnvironmentId]):
-    """An environment's id, whole."""
+class EnvironmentName(click.ParamType[str]):
+    """An environment's id, or how it begins (`sbxctl.naming.find`)."""
 
     name = "environment"
 
     def convert(
         self, value: object, param: click.Parameter | None, ctx: click.Context | None
-    ) -> EnvironmentId:
-        if re.fullmatch(ENVIRONMENT_ID_PATTERN, str(value)) is None:
+    ) -> str:
+        if re.fullmatch(NAME_PATTERN, str(value)) is None:
             self.fail(
-                f"{str(value)[:40]!a} is no id: 32 hex digits, as `sbxctl ls` shows", param, ctx
+                f"{str(value)[:40]!a} is not an id: write its {ID_DIGITS} hex digits, or the first "
+                f"{PREFIX_DIGITS_MIN} or more, as `sbxctl ls` shows",
+                param,
+                ctx,
             )
-        return EnvironmentId(str(value))
+        return str(value)
 
 
 class ImageDigest(click.ParamType[str]):

@@ -20,6 +20,8 @@ import trio
 
 from sbxd.port.errors import PortError
 from tests.bench import (
+    attacker,
+    attacks,
     audit,
     canaries,
     chaos,
@@ -289,6 +291,13 @@ def asked_alone(options: argparse.Namespace, seed: int) -> Alone[Any] | None:
             audit.render,
             lambda found: found.holds,
         )
+    if options.attacks is not None:
+        return Alone(
+            "attacks",
+            lambda daemon: attacks.attacks(daemon, options.attacks, options.attack),
+            attacks.render,
+            lambda found: found.sound,
+        )
     if options.canaries is not None:
         return Alone(
             "canaries",
@@ -345,6 +354,21 @@ def arguments(argv: Sequence[str]) -> argparse.Namespace:
     )
     parser.add_argument(
         "--audit", type=int, metavar="EVENTS", help="so many audit events under load, nothing else"
+    )
+    parser.add_argument(
+        "--attacks",
+        type=float,
+        nargs="?",
+        const=attacks.DEFAULT_SECONDS,
+        metavar="SECONDS",
+        help="what a worker notices while another attacks, each attack for so long, nothing else",
+    )
+    parser.add_argument(
+        "--attack",
+        action="append",
+        default=[],
+        choices=attacker.ATTACKS,
+        help="of --attacks only this one; may be given again",
     )
     parser.add_argument(
         "--faults",
