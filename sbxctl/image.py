@@ -4,7 +4,7 @@ refused."""
 import os
 import sys
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -220,23 +220,37 @@ def rm(socket: str, as_json: bool, digests: tuple[str, ...]) -> None:
     run_verb(socket, verb)
 
 
+async def _agreed(images: Sequence[ImageInfo]) -> bool:
+    """Show the images that would go, and ask. The question goes to stderr."""
+    show_images(images)
+    question = f"Remove {'this image' if len(images) == 1 else f'these {len(images)} images'}?"
+    return await trio.to_thread.run_sync(partial(click.confirm, question, err=True))
+
+
 @image.command("prune")
 @click.option("--dry-run", is_flag=True, help="Say what would go, and remove nothing.")
+@click.option("--yes", is_flag=True, help="Remove without asking.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")
 @click.pass_obj
-def prune(socket: str, dry_run: bool, as_json: bool) -> None:
+def prune(socket: str, dry_run: bool, yes: bool, as_json: bool) -> None:
     """Remove every image that nothing holds.
+
+    Shows what would go and asks first; where nobody can be asked, --yes is needed.
 
     Kept are images with an alias, images that an environment or a slot of the reserve stands on,
     and the only image that there is. `image ls` shows what holds each.
     """
 
+    if not (dry_run or yes) and not sys.stdin.isatty():
+        raise click.UsageError("nobody can be asked here: add --yes, or --dry-run to look first")
+
     async def verb(admin: AdminClient) -> int:
         before = await admin.image_list()
+        unheld = [each for each in before if not each.held_by]
+        if unheld and not (dry_run or yes) and not await _agreed(unheld):
+            return Exit.OK
         removed: list[str] = []
-        for each in before:
-            if each.held_by:
-                continue
+        for each in unheld:
             if not dry_run:
                 try:
                     await admin.image_remove(each.digest)

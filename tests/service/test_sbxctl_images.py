@@ -8,6 +8,7 @@ import hashlib
 import json
 import os
 import platform
+import pty
 import sys
 from pathlib import Path
 
@@ -23,7 +24,7 @@ from sbxd.oci import media
 from sbxd.port.errors import ExecutionRejected, RejectedCode
 from sbxd.wire.descriptions import ImageHold
 from sbxd.wire.messages import ImageFormat
-from tests.service.fake_socket import Ran, socket_daemon
+from tests.service.fake_socket import CLIENT_SECONDS, Ran, socket_daemon
 from tests.service.image_archives import LayoutDraft, layer_of, saved, tar_of
 
 HERE = media.ARCHITECTURES[platform.machine()]
@@ -246,12 +247,51 @@ async def test_prune_removes_what_nothing_holds_and_says_why_the_rest_stays(
         images[held] = msgspec.structs.replace(images[held], held_by=(ImageHold.RESERVE,))
         would = await daemon.sbxctl("image", "prune", "--dry-run", "--json")
         assert set(images) == {free, held}
-        did = await daemon.sbxctl("image", "prune")
+        unasked = await daemon.sbxctl("image", "prune")
+        assert set(images) == {free, held}, "nobody could be asked"
+        did = await daemon.sbxctl("image", "prune", "--yes")
         listed = await daemon.sbxctl("image", "ls")
     assert json.loads(would.stdout) == {
         "removed": [free], "kept": {held: ["RESERVE"]}, "dry_run": True,
     }  # fmt: skip
+    assert unasked.code == Exit.USAGE
+    assert "--yes" in unasked.stderr
     assert did.stdout.decode().split() == [free]
     assert "1 kept" in did.stderr
     assert set(images) == {held}
     assert "reserve" in listed.stdout.decode()
+
+
+@pytest.mark.parametrize(("answer", "is_removed"), [(b"n\n", False), (b"y\n", True)])
+async def test_prune_asks_on_a_terminal_and_removes_only_after_yes(
+    answer: bytes, is_removed: bool, tmp_path: Path
+) -> None:
+    async with socket_daemon(NOTHING, tmp_path) as daemon:
+        (tmp_path / "x.tar").write_bytes(layer_of("content"))
+        await daemon.sbxctl("image", "import", str(tmp_path / "x.tar"))
+        images = daemon.daemon.images.images
+        (digest,) = images
+        primary, secondary = pty.openpty()
+        try:
+            os.write(primary, answer)
+            with trio.fail_after(CLIENT_SECONDS):
+                done = await trio.run_process(
+                    (
+                        sys.executable,
+                        "-m",
+                        "sbxctl",
+                        "--socket",
+                        str(daemon.path),
+                        "image",
+                        "prune",
+                    ),
+                    stdin=secondary,
+                    capture_stdout=True,
+                    capture_stderr=True,
+                )
+        finally:
+            os.close(primary)
+            os.close(secondary)
+        assert (digest not in images) == is_removed
+    assert digest.encode() in done.stdout, "what would go is shown before the question"
+    assert b"Remove this image?" in done.stderr
