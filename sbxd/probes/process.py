@@ -67,6 +67,14 @@ OWNERS = Probe(
     cases=("ESC-18",),
     layer=Layer.IDENTITY,
     source="""
+import ctypes, subprocess
+libc = ctypes.CDLL(None, use_errno=True)
+
+def capset_to_nothing():
+    header, empty = (ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)()
+    if libc.capset(header, empty):
+        raise OSError(ctypes.get_errno(), "capset")
+
 place = "/workspace/owned"
 open(place, "w").close()
 answer({
@@ -76,14 +84,24 @@ answer({
     "setgid to root": attempt(os.setgid, 0),
     "setgroups": attempt(os.setgroups, [0]),
     "setuid to oneself": attempt(os.setuid, 10001),
+    "setresgid to oneself": attempt(os.setresgid, 10001, 10001, 10001),
+    "capset to nothing": attempt(capset_to_nothing),
+    "a child as oneself": attempt(subprocess.run, ["/bin/true"], check=True, user=10001),
     "unlink": attempt(os.unlink, place),
 })
 """,
     inside=dict.fromkeys(
-        ("chown to root", "setuid to root", "setgid to root", "setgroups", "setuid to oneself"),
+        ("chown to root", "setuid to root", "setgid to root", "setgroups"),
         _EPERM,
     ),
-    controls={"chown to oneself": "ok", "unlink": "ok"},
+    controls={
+        "chown to oneself": "ok",
+        "setuid to oneself": "ok",
+        "setresgid to oneself": "ok",
+        "capset to nothing": "ok",
+        "a child as oneself": "ok",
+        "unlink": "ok",
+    },
 )
 
 SET_UID = Probe(

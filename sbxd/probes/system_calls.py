@@ -45,7 +45,6 @@ _REFUSED: dict[str, dict[str, tuple[object, ...]]] = {
         "clock_settime": (227, 0, 0),
         "setuid": (105, 0),
         "setresgid": (119, 0, 0, 0),
-        "capset": (126, 0, 0),
         "vhangup": (153,),
     },
     "ENOSYS": {

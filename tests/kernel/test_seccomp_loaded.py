@@ -61,7 +61,7 @@ def thread() -> None:
     [
         (lambda: socket.socket(socket.AF_NETLINK, socket.SOCK_RAW), "EAFNOSUPPORT"),
         (lambda: socket.socket(socket.AF_INET, socket.SOCK_DGRAM), "EPROTONOSUPPORT"),
-        (lambda: os.setgid(os.getgid()), "EPERM"),
+        (lambda: os.setgroups([]), "EPERM"),
         (lambda: syscalls.unshare(syscalls.CLONE_NEWUSER), "EPERM"),
         (raw(135, 0x40000), "EPERM"),  # personality(ADDR_NO_RANDOMIZE)
         (raw(323, 0), "ENOSYS"),  # userfaultfd
