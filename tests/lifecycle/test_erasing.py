@@ -23,7 +23,7 @@ async def test_what_is_being_erased_delays_nobodys_end_and_is_no_quarantine(
     async with open_world(tmp_path, script=Script(erases_later=True)) as world:
         hostile = [
             await world.environments.provision(WORKER, spec(run=f"run{number}"))
-            for number in range(12)
+            for number in range(5)
         ]
         victim = await world.environments.provision(OTHER_WORKER, spec(tenant="victim"))
         began = trio.current_time()
@@ -32,12 +32,12 @@ async def test_what_is_being_erased_delays_nobodys_end_and_is_no_quarantine(
         await world.environments.destroy(OTHER_WORKER, victim)
         await wait_all_tasks_blocked()
         assert trio.current_time() == began
-        assert len(world.mechanism.dead) == 13, "the control: nothing is erased yet"
+        assert len(world.mechanism.dead) == 6, "the control: nothing is erased yet"
         described = await world.environments.describe()
-        assert described.erasing == Erasing(13, 13 * VOLUME_BYTES)
+        assert described.erasing == Erasing(6, 6 * VOLUME_BYTES)
         assert (described.environments, described.quarantined) == (0, ())
         assert world.store.states() == {}
-        assert len(world.sink.of(EnvironmentDestroyed)) == 13
+        assert len(world.sink.of(EnvironmentDestroyed)) == 6
         assert world.sink.of(EnvironmentDestroyFailed) == []
 
 
