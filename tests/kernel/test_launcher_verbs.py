@@ -21,6 +21,8 @@ from sbxd.launcher.requests import (
     Failed,
     ImageDrop,
     ImageUnpack,
+    Inventory,
+    InventoryIs,
     LauncherReply,
     Leaf,
     Prepare,
@@ -291,6 +293,20 @@ def test_what_is_left_of_the_dead_is_erased_by_one_helper_at_a_time(bench: Bench
     bench.pool.end(report(OK))
     assert bench.pool.jobs == []
     assert bench.take() == []
+
+
+@pytest.mark.case("PEER-32")
+def test_a_start_goes_on_with_what_was_not_erased(bench: Bench) -> None:
+    """The daemon takes its inventory before it serves."""
+    bench.verbs.dispatch(Inventory(ticket=3))
+    reply = InventoryIs(ticket=3, boot_id="boot", items=())
+    bench.pool.end((Report(reply=reply, is_erasing=True), []))
+    assert bench.pool.lanes() == [Lane.ERASE]
+    bench.pool.end(report(OK))
+    bench.verbs.dispatch(Inventory(ticket=4))
+    bench.pool.end((Report(reply=reply), []))
+    assert bench.pool.jobs == [], "the control: nothing is left"
+    bench.take()
 
 
 @pytest.mark.parametrize("result", [None, report(failed(1, "erase"))])

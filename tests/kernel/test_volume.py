@@ -13,8 +13,18 @@ from pathlib import Path
 import pytest
 
 from sbxd.jail.plan import WORKLOAD_ID
-from sbxd.launcher.kernel import erasure, free_space, hostpaths, loop_image, project_quota, volume
-from sbxd.launcher.requests import VolumeSize
+from sbxd.launcher import erase as erase_later
+from sbxd.launcher import rest
+from sbxd.launcher.kernel import (
+    erasure,
+    free_space,
+    hostpaths,
+    inventory,
+    loop_image,
+    project_quota,
+    volume,
+)
+from sbxd.launcher.requests import Erasing, Inventory, VolumeSize
 
 MIB = 1024 * 1024
 FIRST, SECOND = "a" * 32, "b" * 32
@@ -354,7 +364,7 @@ MANY = VolumeSize(workspace_bytes=24 * MIB, inodes_max=1000)
 @pytest.mark.case("PEER-30")
 @pytest.mark.parametrize("kind", [QUOTA], indirect=True)
 def test_a_volume_is_detached_without_being_erased_and_goes_on_being_counted(
-    state: Path, kind: str
+    state: Path, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with mounted(FIRST, MANY, kind) as root:
         some_files(root, 500)
@@ -368,6 +378,9 @@ def test_a_volume_is_detached_without_being_erased_and_goes_on_being_counted(
         assert volumes_of(state) == []
         (name,) = dead_of(state)
         assert name.startswith(f"00000007-{FIRST}-")
+        monkeypatch.setattr(inventory, "take", lambda: ("boot", {}))
+        assert rest.inventory(Inventory(ticket=1)).report.is_erasing
+        assert erase_later.erasing(Erasing(ticket=1)).report.is_erasing
         count, used_bytes = volume.held_by_erasing()
         assert (count, used_bytes) == (1, held.bytes_used)
         # Its project goes on counting, so nobody else gets it, and its promise is given back.
@@ -379,6 +392,8 @@ def test_a_volume_is_detached_without_being_erased_and_goes_on_being_counted(
     erase(FIRST)
     assert dead_of(state) == []
     assert volume.held_by_erasing() == (0, 0)
+    assert not rest.inventory(Inventory(ticket=1)).report.is_erasing
+    assert not erase_later.erasing(Erasing(ticket=1)).report.is_erasing
 
 
 @pytest.mark.parametrize("kind", [QUOTA], indirect=True)

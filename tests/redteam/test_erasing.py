@@ -15,7 +15,7 @@ from sbxd.client.remote import RemoteExecutionEnvironment, connect
 from tests.pacing import next_look
 from tests.redteam.inventory import STATE, wait_settled
 from tests.redteam.live import LIMITS, WORKER_SOCKET, Live, admin, default_image, specification
-from tests.redteam.operator import events, now, said, start, stop
+from tests.redteam.operator import events, now
 
 pytestmark = pytest.mark.needs("daemon", "root", "quota")
 
@@ -47,10 +47,6 @@ def chattr(how: str, file: Path) -> None:
     subprocess.run(["chattr", how, str(file)], check=True, timeout=60)
 
 
-def restart_launcher() -> None:
-    subprocess.run(["systemctl", "restart", "sbxd-launcher"], check=True, timeout=120)
-
-
 async def erased() -> None:
     with trio.fail_after(WITHIN_SECONDS):
         async with admin() as client:
@@ -80,20 +76,5 @@ async def test_another_tenants_end_does_not_wait_for_what_is_erased() -> None:
             assert {each.name for each in after.alerts} <= {each.name for each in before.alerts}
             assert events(since, "EnvironmentDestroyFailed") == []
         await erased()
-    assert list(ERASING.iterdir()) == []
-    await wait_settled()
-
-
-@pytest.mark.case("PEER-32")
-async def test_a_start_goes_on_with_what_was_not_erased() -> None:
-    await wait_settled()
-    async with connect(WORKER_SOCKET, client_name="tests") as remote, held_up(remote):
-        stop()
-        restart_launcher()
-        assert start() == 0, said()
-        async with admin() as client:
-            status = await client.status()
-            assert (status.erasing_volumes, status.quarantined) == (1, ())
-    await erased()
     assert list(ERASING.iterdir()) == []
     await wait_settled()
