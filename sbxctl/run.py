@@ -133,11 +133,14 @@ async def execute_in(
 
 
 async def destroy(admin: AdminClient, handle: EnvironmentHandle) -> None:
-    """A service that is ending ends every environment itself: no reason to lose a result."""
+    """A service that is ending ends every environment itself: no reason to lose a result. That it
+    is not proven gone is told beside the result."""
     try:
         await admin.environments.destroy(handle)
     except ExecutionUnavailable as error:
-        if error.code not in (UnavailableCode.SHUTTING_DOWN, UnavailableCode.UNREACHABLE):
+        if error.code is UnavailableCode.SETUP_FAILED:
+            click.echo(f"sbxctl: {error}", err=True)
+        elif error.code not in (UnavailableCode.SHUTTING_DOWN, UnavailableCode.UNREACHABLE):
             raise
 
 

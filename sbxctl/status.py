@@ -48,6 +48,7 @@ def lines(found: StatusIs) -> list[Line]:
         _audit(found),
         _journal(found),
         _quarantine(found),
+        *_erasing(found),
         *_authorities(found),
         _denials(found),
         Line("egress", f"{found.tunnels} tunnels open"),
@@ -110,6 +111,13 @@ def _quarantine(found: StatusIs) -> Line:
     if not found.quarantined:
         return Line("quarantine", "empty", Tone.GOOD)
     return Line("quarantine", ", ".join(found.quarantined), Tone.BAD)
+
+
+def _erasing(found: StatusIs) -> list[Line]:
+    if not found.erasing_volumes:
+        return []
+    held = f"{found.erasing_volumes} workspaces of ended sandboxes"
+    return [Line("erasing", f"{held}, {human_bytes(found.erasing_bytes)}")]
 
 
 def _authorities(found: StatusIs) -> list[Line]:

@@ -134,6 +134,8 @@ class DaemonObserver:
             provision_p50_ms=_milliseconds(derived.provision.quantile(0.5)),
             provision_p99_ms=_milliseconds(derived.provision.quantile(0.99)),
             quarantined=reading.quarantined[:QUARANTINED_SHOWN],
+            erasing_volumes=reading.erasing_volumes,
+            erasing_bytes=reading.erasing_bytes,
             authorities=tuple(
                 AuthorityInfo(
                     name=name,
@@ -172,6 +174,8 @@ class DaemonObserver:
             started_at=self._about.started_at,
             census=self._environments.census(),
             quarantined=description.quarantined,
+            erasing_volumes=description.erasing.volumes,
+            erasing_bytes=description.erasing.bytes_used,
             environments_max=self._settings.limits.environments_max,
             tunnels_open=self._derived.tunnels_open,
             store=await self._read_store(),

@@ -240,7 +240,8 @@ class EnvironmentProvisioned(EnvironmentEvent, frozen=True, kw_only=True):
 
 
 class EnvironmentDestroyed(EnvironmentEvent, frozen=True, kw_only=True):
-    """Every process is proven gone and the workspace is erased.
+    """Every process is proven gone, and nobody reaches the workspace any more, which is erased
+    now or later.
 
     lifetime_ms: since the hand-out. executing_ms: the part of it spent in commands. destroying_ms:
     from its end to that proof. operations and bytes: charged to its budgets, and metered."""

@@ -280,9 +280,11 @@ class LeasedEnvironments:
             await self._registrar.bind(lease, handle.environment_id)
         except BaseException:
             with anyio.move_on_after(UNDO_SECONDS, shield=True):
-                if handle is not None:
-                    await self._environments.destroy(handle)
-                await self._registrar.release(lease)
+                try:
+                    if handle is not None:
+                        await self._environments.destroy(handle)
+                finally:
+                    await self._registrar.release(lease)
             raise
         self._leases[handle.environment_id] = lease
         return handle

@@ -44,6 +44,7 @@ class Environment:
         self.steward_pid = 0
         self.boot: Job | None = None
         self.volume_kind = ""
+        self.party = 0
         self.last_leaf = 1
         self.waiters: list[int] = []
         self.failure: Failed | None = None

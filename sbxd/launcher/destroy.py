@@ -1,9 +1,10 @@
-"""Take one environment apart (runs in a helper): kill, prove empty, detach, erase, release.
+"""Take one environment apart (runs in a helper): kill, prove empty, detach, release.
 
 Invariants: it goes by what the kernel, PID 1 and the disk hold under the environment's id, so it
 removes what a crash, a failed preparation or an earlier launcher left as well; each step is a
 no-op when there is nothing to do; the uid block is released last and only when everything before
-it is proven. A failure leaves the record of the block, which quarantines the uids.
+it is proven. A failure leaves the record of the block, which quarantines the uids. How long it takes
+grow with what the volume holds, which is erased later (`sbxd.launcher.erase`).
 """
 
 import errno
@@ -24,12 +25,13 @@ _PACE_SECONDS = 0.002
 
 def destroy(request: Destroy) -> Outcome:
     """Remove all of the environment. Raises StepFailed."""
-    destroy_environment(request.environment_id)
-    return Outcome(Report(reply=Acknowledged(ticket=request.ticket)))
+    is_erasing = destroy_environment(request.environment_id, request.party)
+    return Outcome(Report(reply=Acknowledged(ticket=request.ticket), is_erasing=is_erasing))
 
 
-def destroy_environment(environment_id: str) -> None:
-    """Remove all of the environment, in order. Raises StepFailed."""
+def destroy_environment(environment_id: str, party: int = 0) -> bool:
+    """Remove all of the environment, in order; whether its volume is still to be erased. Raises
+    StepFailed."""
     steps = Steps()
     path = hostpaths.scope_directory(environment_id)
     with steps.step(STOP_PROOF):
@@ -37,9 +39,10 @@ def destroy_environment(environment_id: str) -> None:
     with steps.step("unit"):
         _remove_unit(environment_id, path, stopped)
     with steps.step("volume"):
-        volume.erase(environment_id)
+        is_erasing = volume.detach(environment_id, party)
     with steps.step("uid_block"):
         uids.release(environment_id)
+    return is_erasing
 
 
 def kill_now(environment_id: str) -> None:

@@ -21,6 +21,7 @@ from sbxd.launcher.kernel import process
 from sbxd.launcher.requests import (
     Acknowledged,
     Booted,
+    ErasingIs,
     Failed,
     InventoryIs,
     Prepared,
@@ -28,16 +29,18 @@ from sbxd.launcher.requests import (
 )
 from sbxd.launcher.steps import StepFailed
 
-HelperReply = Prepared | Booted | Acknowledged | Failed | InventoryIs | Probed
+HelperReply = Prepared | Booted | Acknowledged | Failed | ErasingIs | InventoryIs | Probed
 
 
 class Report(Struct, frozen=True, kw_only=True):
-    """What a helper reports. The descriptors travel beside it, in the reply's order."""
+    """What a helper reports. The descriptors travel beside it, in the reply's order. is_erasing:
+    a volume waits to be erased."""
 
     reply: HelperReply
     init_pid: int = 0
     steward_pid: int = 0
     uid_base: int = 0
+    is_erasing: bool = False
 
 
 _decoder = Decoder(Report)

@@ -108,7 +108,7 @@ class Launcher:
 
     def _is_idle(self) -> bool:
         """Whether nothing of the last client is under way."""
-        return self._client is None and self._verbs.is_idle() and not self._pool.channels()
+        return self._client is None and self._verbs.is_idle() and not self._pool.is_busy()
 
     def _helper_ready(self, channel_fd: int, _: int) -> None:
         self._pool.readable(channel_fd)

@@ -15,12 +15,14 @@ QUEUE_MAX = 8192
 
 
 class Lane(StrEnum):
-    """BUILD: preparations. END: destructions. SHARE: weights. REST: images, inventory, probe."""
+    """BUILD: preparations. END: destructions. SHARE: weights. REST: images, inventory, probe.
+    ERASE: what is left of the dead."""
 
     BUILD = "build"
     END = "end"
     SHARE = "share"
     REST = "rest"
+    ERASE = "erase"
 
 
 Result = tuple[Report, list[int]] | None
@@ -48,7 +50,13 @@ class Pool:
     """Runs jobs. The owner polls `channels()` and calls `readable` and `expire`."""
 
     def __init__(self, width: int) -> None:
-        self._limits = {Lane.BUILD: width, Lane.END: width, Lane.SHARE: 1, Lane.REST: 2}
+        self._limits = {
+            Lane.BUILD: width,
+            Lane.END: width,
+            Lane.SHARE: 1,
+            Lane.REST: 2,
+            Lane.ERASE: 1,
+        }
         self._waiting: dict[Lane, deque[Job]] = {lane: deque() for lane in Lane}
         self._running: dict[int, Job] = {}
 
@@ -73,6 +81,10 @@ class Pool:
     def channels(self) -> list[int]:
         """The descriptors to poll for reading."""
         return list(self._running)
+
+    def is_busy(self) -> bool:
+        """Whether a helper works for anybody: erasing is nobody's verb."""
+        return any(job.lane is not Lane.ERASE for job in self._running.values())
 
     def next_deadline(self) -> float | None:
         """When `expire` has something to do at the earliest (monotonic seconds)."""

@@ -95,6 +95,7 @@ def _build(request: Prepare, filters: Filters, steps: Steps, held: ExitStack) ->
     with steps.step("volume"):
         workspace = volume.create(environment_id, request.volume)
         held.callback(os.close, workspace.mount_fd)
+        held.callback(os.close, workspace.numbers_fd)
     with steps.step("image"):
         image = images.mount(request.image_digest)
         held.callback(os.close, image)
@@ -177,7 +178,7 @@ def _build(request: Prepare, filters: Filters, steps: Steps, held: ExitStack) ->
             box_kill,
             box_events,
             box_memory,
-            os.dup(workspace.mount_fd),
+            os.dup(workspace.numbers_fd),
             os.dup(launched.bridge_fd),
             *(os.dup(descriptor) for descriptor in (*leaf, *proxy)),
         ]
@@ -186,6 +187,7 @@ def _build(request: Prepare, filters: Filters, steps: Steps, held: ExitStack) ->
         environment_id=environment_id,
         scope=hostpaths.scope_name(environment_id),
         volume_kind=workspace.kind,
+        workspace=workspace.identity,
         unenforced=(*cgroup.unenforced(controllers), *unlimited),
         steps=steps.done,
     )

@@ -97,7 +97,7 @@ PREPARED_DESCRIPTORS = (
     "box_kill",  # write "1": everything in the environment dies
     "box_events",  # cgroup.events: populated
     "box_memory_current",  # empty file (/dev/null) where the controller is missing
-    "volume",  # O_PATH, the root of the workspace's mount: for fstat and fstatvfs
+    "volume",  # O_PATH, for fstat and fstatvfs; nothing of the workspace is reached through it
     "bridge",  # SOCK_STREAM, bound in the environment's /dev; nobody listens yet
 )
 LEAF_DESCRIPTORS = (
@@ -130,6 +130,7 @@ class Prepared(LauncherMessage, frozen=True, tag="prepared", kw_only=True):
     environment_id: EnvironmentIdField
     scope: str
     volume_kind: str
+    workspace: tuple[int, int]  # the device and the inode of the workspace's root
     unenforced: tuple[str, ...]  # what this host cannot enforce: "memory", "pids", "cpu", "io"
     steps: tuple[Step, ...]
 
@@ -205,9 +206,23 @@ STOP_PROOF = "stop_proof"
 
 
 class Destroy(LauncherMessage, frozen=True, tag="destroy", kw_only=True):
-    """Kill, prove empty, detach, erase the volume, release the uid block. Idempotent."""
+    """Kill, prove empty, detach the volume, release the uid block. Idempotent. What the volume
+    holds is erased later, unless it is little.
+
+    party: whom it is erased for. Parties take turns, whatever each has left to erase.
+    """
 
     environment_id: EnvironmentIdField
+    party: Annotated[int, Meta(ge=0, lt=2**32)] = 0
+
+
+class Erasing(LauncherMessage, frozen=True, tag="erasing", kw_only=True):
+    """What is detached and not erased yet. Erasing begins again where it has stopped."""
+
+
+class ErasingIs(LauncherMessage, frozen=True, tag="erasing_is", kw_only=True):
+    volumes: int
+    bytes_used: int
 
 
 class ImageUnpack(LauncherMessage, frozen=True, tag="image_unpack", kw_only=True):
@@ -290,9 +305,12 @@ LauncherRequest = (
     | Assign
     | Share
     | Destroy
+    | Erasing
     | ImageUnpack
     | ImageDrop
     | Inventory
     | Probe
 )
-LauncherReply = Prepared | LeafMade | Booted | Acknowledged | Failed | InventoryIs | Probed | Died
+LauncherReply = (
+    Prepared | LeafMade | Booted | Acknowledged | Failed | ErasingIs | InventoryIs | Probed | Died
+)

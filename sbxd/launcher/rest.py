@@ -1,7 +1,7 @@
 """The other slow verbs (run in helpers): images, inventory, probe, shares."""
 
 from sbxd.launcher.helpers import Outcome, Report
-from sbxd.launcher.kernel import hostpaths, images, systemd
+from sbxd.launcher.kernel import hostpaths, images, systemd, volume
 from sbxd.launcher.kernel import inventory as kernel_inventory
 from sbxd.launcher.kernel import probe as kernel_probe
 from sbxd.launcher.kernel.runsc import Runsc, Unusable
@@ -40,12 +40,13 @@ def inventory(request: Inventory) -> Outcome:
     """At most ITEMS_MAX environments. Raises StepFailed."""
     with Steps().step("inventory"):
         boot_id, found = kernel_inventory.take()
+        is_erasing = volume.held_by_erasing()[0] > 0
     items = tuple(
         InventoryItem(environment_id=environment_id, kinds=tuple(sorted(kinds)))
         for environment_id, kinds in sorted(found.items())[:ITEMS_MAX]
     )
     reply = InventoryIs(ticket=request.ticket, boot_id=boot_id, items=items)
-    return Outcome(Report(reply=reply))
+    return Outcome(Report(reply=reply, is_erasing=is_erasing))
 
 
 def probe(request: Probe, runsc: Runsc | Unusable) -> Outcome:

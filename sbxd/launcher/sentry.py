@@ -130,6 +130,7 @@ def _build(
     with steps.step("volume"):
         workspace = volume.create(environment_id, request.volume)
         held.callback(os.close, workspace.mount_fd)
+        held.callback(os.close, workspace.numbers_fd)
     with steps.step("image"):
         image = _image(request.image_digest, held)
     with steps.step("id_maps"):
@@ -176,7 +177,7 @@ def _build(
             os.open("cgroup.kill", os.O_WRONLY | os.O_CLOEXEC, dir_fd=box),
             os.open("cgroup.events", os.O_RDONLY | os.O_CLOEXEC, dir_fd=box),
             cgroup.open_or_null(box, "memory.current"),
-            os.dup(workspace.mount_fd),
+            os.dup(workspace.numbers_fd),
             # In the place of the bridge's socket, which is the guest's own.
             os.open(hostpaths.NULL_DEVICE, os.O_RDWR | os.O_CLOEXEC),
             *(os.dup(descriptor) for descriptor in started.leaf),
@@ -187,6 +188,7 @@ def _build(
         environment_id=environment_id,
         scope=hostpaths.scope_name(environment_id),
         volume_kind=workspace.kind,
+        workspace=workspace.identity,
         unenforced=(*cgroup.unenforced(controllers), *unlimited),
         steps=steps.done,
     )

@@ -12,7 +12,7 @@ from functools import partial
 
 import msgspec
 
-from sbxd.launcher import destroy, fast, prepare, rest, sentry
+from sbxd.launcher import destroy, erase, fast, prepare, rest, sentry
 from sbxd.launcher.books import Books, Environment
 from sbxd.launcher.filters import Filters
 from sbxd.launcher.helpers import Work, discard
@@ -29,6 +29,7 @@ from sbxd.launcher.requests import (
     Destroy,
     Died,
     DropLeaf,
+    Erasing,
     Failed,
     ImageDrop,
     ImageUnpack,
@@ -50,6 +51,7 @@ PREPARE_SECONDS = 45.0
 DESTROY_SECONDS = 30.0
 UNPACK_SECONDS = 900.0
 REST_SECONDS = 60.0
+ERASE_SECONDS = 6 * erase.ROUND_SECONDS  # a round ends by itself, but for a disk that hangs
 _STATUSES_MAX = 512
 _PIDFDS = slice(PREPARED_DESCRIPTORS.index("init_pidfd"), 4)
 
@@ -70,6 +72,7 @@ class Verbs:
         self._books = Books()
         self._preparing: dict[str, Job] = {}
         self._client_jobs: set[Job] = set()
+        self._is_erasing = False
         self._roles: dict[int, tuple[str, str, int]] = {}  # pid: environment, process, ticket
         self._statuses: OrderedDict[int, int] = OrderedDict()
 
@@ -138,6 +141,8 @@ class Verbs:
                 case Share():
                     live = self._books.only_assigned(request)
                     self._submit_rest(request.ticket, partial(rest.share, live), Lane.SHARE)
+                case Erasing():
+                    self._submit_rest(request.ticket, partial(erase.erasing, request))
                 case Inventory():
                     self._submit_rest(request.ticket, partial(rest.inventory, request))
                 case Probe():
@@ -247,6 +252,7 @@ class Verbs:
     def _destroy(self, request: Destroy) -> None:
         environment = self._begin_destroy(request.environment_id)
         environment.waiters.append(request.ticket)
+        environment.party = request.party
 
     def _begin_destroy(self, environment_id: str) -> Environment:
         environment, before = self._books.begin_destroy(environment_id)
@@ -267,12 +273,14 @@ class Verbs:
     def _submit_destroy(self, environment_id: str, environment: Environment) -> None:
         for pid in [pid for pid, role in self._roles.items() if role[0] == environment_id]:
             del self._roles[pid]
-        request = Destroy(ticket=1, environment_id=EnvironmentId(environment_id))
+        name = EnvironmentId(environment_id)
         job = Job(
             Lane.END,
             1,
             DESTROY_SECONDS,
-            partial(destroy.destroy, request),
+            lambda: destroy.destroy(
+                Destroy(ticket=1, environment_id=name, party=environment.party)
+            ),
             lambda result: self._destroy_ended(environment_id, environment, result),
         )
         self._submit(job)
@@ -282,8 +290,9 @@ class Verbs:
         reply = result[0].reply if result is not None else None
         tickets, environment.waiters = environment.waiters, []
         failure, environment.failure = environment.failure, None
-        if isinstance(reply, Acknowledged):
+        if result is not None and isinstance(reply, Acknowledged):
             environment.move(Trigger.DESTROYED)
+            self._erase(result[0].is_erasing)
             self._books.forget(environment_id)
             if failure is not None:
                 self._reply(failure)
@@ -336,10 +345,31 @@ class Verbs:
                 self._reply(_failed(ticket, "helper", 0, "the helper died or took too long"))
             else:
                 self._reply(result[0].reply)
+                self._erase(result[0].is_erasing)
 
         job = Job(lane, ticket, REST_SECONDS, work, ended)
         self._client_jobs.add(job)
         self._submit(job)
+
+    def _erase(self, is_wanted: bool) -> None:
+        """Erase what waits to be, unless that is under way. A round that gets nowhere is not
+        followed by another until the next destruction, inventory or question about it."""
+        if not is_wanted or self._is_erasing:
+            return
+        self._is_erasing = True
+
+        def ended(result: Result) -> None:
+            self._is_erasing = False
+            discard(result)
+            reply = result[0].reply if result is not None else None
+            if result is not None and isinstance(reply, Acknowledged):
+                self._erase(result[0].is_erasing)
+            else:
+                why = f"{reply.step}: {reply.detail}" if isinstance(reply, Failed) else "it died"
+                say(ERROR, f"nothing of the dead volumes is erased now: {why}")
+
+        work = partial(erase.erase, self._filters)
+        self._submit(Job(Lane.ERASE, 1, ERASE_SECONDS, work, ended))
 
     def _submit(self, job: Job) -> None:
         try:

@@ -9,13 +9,14 @@ Deliberately absent: frames, credit and connections (the service's), images (the
 """
 
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
 
 import trio
 
 from sbxd.audit.lease_events import ClearingProof
+from sbxd.mechanism.protocol import Erasing
 from sbxd.port.command import ExecutionCommand, ExecutionResult, FileChange
 from sbxd.port.environment import EnvironmentHandle, EnvironmentSpec
 from sbxd.port.ids import EnvironmentId
@@ -117,7 +118,7 @@ class Quarantined:
 
 @dataclass(frozen=True)
 class Description:
-    """The lifecycle's part of what an operator is told."""
+    """The lifecycle's part of what an operator is told. erasing: of what is proven dead."""
 
     mechanism: str
     environments: int
@@ -125,6 +126,7 @@ class Description:
     reserve_ready: int
     reserve_target: int
     posture: tuple[PostureItem, ...]
+    erasing: Erasing = field(default_factory=Erasing)
 
 
 @dataclass(frozen=True)
@@ -210,11 +212,11 @@ class Environments(Protocol):
         ...
 
     async def destroy(self, owner: Peer, handle: EnvironmentHandle) -> None:
-        """End the environment, prove it stopped, erase its workspace.
+        """End the environment, prove it stopped, take its workspace away, to be erased later.
 
         Idempotent: a gone or foreign handle returns. A handle of another tenant, run or epoch
-        than the record's raises as for every method. A failure to destroy is retried in the
-        background and never raised.
+        than the record's raises as for every method. ExecutionUnavailable(SETUP_FAILED) after an
+        attempt that failed and until one is proven: it is repeated in the background.
 
         Cancellation: the environment is destroyed in the background.
         """

@@ -72,6 +72,14 @@ def not_proven_gone() -> ExecutionUnavailable:
     )
 
 
+def not_proven_stopped() -> ExecutionUnavailable:
+    return ExecutionUnavailable(
+        UnavailableCode.SETUP_FAILED,
+        "the environment has ended, but it is not proven yet that nothing of it is left: the "
+        "service goes on trying (`sbxctl quarantine ls` shows what it gave up)",
+    )
+
+
 def lacks_room(problem: MechanismError) -> bool:
     """Whether a volume was refused for want of disk."""
     return (problem.step, problem.errno) == ("volume", errno.ENOSPC)

@@ -5,7 +5,7 @@ done, the audit and the consequences around every command. Holds no state of its
 """
 
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 
 import trio
@@ -113,6 +113,8 @@ class LocalEnvironments:
         with self._serving():
             supervisor.request_end(DestroyReason.REQUESTED)
             await supervisor.first_attempt_over.wait()
+        if supervisor.state is not State.GONE:
+            raise errors.not_proven_stopped()
 
     async def read(
         self,
@@ -164,6 +166,7 @@ class LocalEnvironments:
             mechanism=self._mechanism.name,
             environments=len(self._registry.handed_out()),
             quarantined=await self._reconciler.quarantined(),
+            erasing=await self._mechanism.erasing(),
             reserve_ready=self._registry.reserve.ready,
             reserve_target=self._registry.reserve.target,
             posture=(*await self._mechanism.posture(), *self._rules.egress.posture()),
@@ -197,6 +200,8 @@ class LocalEnvironments:
 
     async def reap(self) -> ReapReport:
         report = await self._lease_reaper.reap()
+        with suppress(MechanismError):
+            await self._mechanism.erasing()  # the question is what begins it again
         return replace(report, released=await self._retry_quarantined())
 
     async def _retry_quarantined(self) -> tuple[EnvironmentId, ...]:

@@ -6,7 +6,7 @@ Invariants: the intent is durable before anything is built; the run's lower epoc
 the new one is claimed, before it is handed out; between any two steps the environment may have
 been ended by someone else, and then it is not handed out; whatever fails or is cancelled is ended
 in the background, so that no caller waits for it; no request fails for want of disk that slots of
-the reserve hold.
+the reserve hold, or, within its start budget, that is being erased.
 """
 
 from collections.abc import Awaitable, Callable
@@ -46,6 +46,8 @@ from sbxd.settings import Settings
 # How many requests may wait for a place that is being vacated.
 WAITING_MAX = 256
 WAITING_OF_TENANT_MAX = 64
+# How long a request without room waits before it looks again what the dead have left of it.
+ERASING_SECONDS = 0.5
 # How a step of a hand-out fails.
 _HAND_OUT_FAILURES = (EpochTooLow, JournalUnwritable, MechanismError, AuditUnavailable)
 # Ends that come from elsewhere while an environment is made, and of which its caller is told.
@@ -107,6 +109,10 @@ class Provisioner:
                     stages.enter(Stage.ROOM)
                     party = (owner.uid, specification.tenant_id)
                     if not await reserve.give_way(profile, party):
+                        held.close()  # the pool does not wait for the dead
+                        if (await self._parts.mechanism.erasing()).volumes:
+                            await trio.sleep(ERASING_SECONDS)
+                            continue
                         if has_given_way:
                             reserve.gave_way_in_vain(party)
                         raise errors.setup_failed(problem) from None

@@ -10,6 +10,7 @@ If this task itself is cancelled (the daemon is being ended by force), everythin
 environment is killed and the journal still names it: the next start removes the rest.
 """
 
+import zlib
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -356,7 +357,7 @@ class Supervisor:
 
     async def _try_to_destroy(self) -> MechanismError | None:
         if self._sandbox is not None:
-            operation = self._sandbox.destroy
+            operation = partial(self._sandbox.destroy, party=self._party())
         else:
             # A preparation that failed or was cancelled left nothing, and this proves it.
             operation = partial(self._parts.mechanism.destroy_orphan, self.environment_id)
@@ -367,6 +368,14 @@ class Supervisor:
         except BudgetSpent:
             return MechanismError("destroy", 0, "not finished in time")
         return None
+
+    def _party(self) -> int:
+        """Whose workspace it is, as a number: tenants of two workers are two. A collision makes
+        two of them take one turn at the erasing."""
+        if self.tenant is None:
+            return 0
+        tenancy = self.tenancy
+        return zlib.crc32(f"{tenancy.owner_uid} {tenancy.tenant_id}".encode())
 
     async def _conclude(self, problem: MechanismError | None) -> None:
         """Write down and audit what the end was."""

@@ -18,6 +18,7 @@ from sbxd.launcher.requests import (
     SHIPPED_PROFILE,
     VERIFY,
     WEIGHTS_MAX,
+    ErasingIs,
     ImageDrop,
     ImageUnpack,
     InventoryIs,
@@ -28,6 +29,7 @@ from sbxd.launcher.requests import (
     Share,
     Weight,
 )
+from sbxd.launcher.requests import Erasing as ErasingRequest
 from sbxd.launcher.requests import Inventory as InventoryRequest
 from sbxd.launcher.requests import Probe as ProbeRequest
 from sbxd.mechanism import launcher_client
@@ -41,6 +43,7 @@ from sbxd.mechanism.namespaces_sandbox import (
 )
 from sbxd.mechanism.protocol import (
     ConfinementMismatch,
+    Erasing,
     Inventory,
     MechanismError,
     Orphan,
@@ -156,6 +159,12 @@ class NamespacesMechanism:
             reply = expect(answer.reply, InventoryIs)
         items = tuple(Orphan(item.environment_id, item.kinds) for item in reply.items)
         return Inventory(boot_id=reply.boot_id, items=items)
+
+    async def erasing(self) -> Erasing:
+        """What is still to be erased. Raises MechanismError."""
+        with await self._client.request(lambda ticket: ErasingRequest(ticket=ticket)) as answer:
+            reply = expect(answer.reply, ErasingIs)
+        return Erasing(reply.volumes, reply.bytes_used)
 
     async def posture(self) -> tuple[PostureItem, ...]:
         """What this host can enforce. Raises MechanismError."""

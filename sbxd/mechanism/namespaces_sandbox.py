@@ -135,7 +135,7 @@ class NamespacesSandbox:
         self._proxy = ProxyPort(fds.get("proxy_listener"))
         self._box_kill = fds["box_kill"]
         self._box_memory = fds["box_memory_current"]
-        self._volume = Volume(fds["volume"])
+        self._volume = Volume(fds["volume"], prepared.workspace)
         self._owned = [
             fds[name]
             for name in PREPARED_DESCRIPTORS
@@ -239,14 +239,14 @@ class NamespacesSandbox:
             if problem.errno != errno.ENODEV:
                 raise MechanismError("kill", problem.errno or 0) from None
 
-    async def destroy(self) -> None:
-        """Kill, prove empty, erase. Raises MechanismError when not proven."""
+    async def destroy(self, *, party: int = 0) -> None:
+        """Kill, prove empty, detach the workspace. Raises MechanismError when not proven."""
         self.kill()
         async with self._destroying:
             if self._destroyed:
                 return
             self.release()
-            await destroy_environment(self._client, self.environment_id)
+            await destroy_environment(self._client, self.environment_id, party)
             self._client.unwatch(self.environment_id)
             self._destroyed = True
 
@@ -463,12 +463,14 @@ class NamespacesSandbox:
         return await self._steward.provenance(path)
 
 
-async def destroy_environment(client: LauncherClient, environment_id: EnvironmentId) -> None:
-    """Have the launcher kill, prove empty and erase. Raises MechanismError, as ProcessSurvived
-    when processes outlived the kill."""
+async def destroy_environment(
+    client: LauncherClient, environment_id: EnvironmentId, party: int = 0
+) -> None:
+    """Have the launcher kill, prove empty and detach the workspace. Raises MechanismError, as
+    ProcessSurvived when processes outlived the kill."""
     try:
         with await client.request(
-            lambda ticket: Destroy(ticket=ticket, environment_id=environment_id)
+            lambda ticket: Destroy(ticket=ticket, environment_id=environment_id, party=party)
         ):
             pass
     except LauncherRefused as problem:

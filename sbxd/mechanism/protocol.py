@@ -309,9 +309,11 @@ class Sandbox(Protocol):
         """Kill everything in the environment at once. Non-blocking, idempotent."""
         ...
 
-    async def destroy(self) -> None:
-        """Kill, prove empty, erase. Idempotent. Raises MechanismError when not proven, as
-        ProcessSurvived when processes outlived the kill."""
+    async def destroy(self, *, party: int = 0) -> None:
+        """Kill, prove empty, detach the workspace, which is erased later. Idempotent. Raises
+        MechanismError when not proven, as ProcessSurvived when processes outlived the kill.
+
+        party: below 2**32; whose workspace it was, so that parties take turns at the erasing."""
         ...
 
 
@@ -319,6 +321,14 @@ class Sandbox(Protocol):
 class Orphan:
     environment_id: str
     kinds: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Erasing:
+    """What of the dead is not erased yet: volumes, and the bytes of disk that they use."""
+
+    volumes: int = 0
+    bytes_used: int = 0
 
 
 @dataclass(frozen=True)
@@ -353,6 +363,11 @@ class Mechanism(Protocol):
         ...
 
     async def inventory(self) -> Inventory: ...
+
+    async def erasing(self) -> Erasing:
+        """What is still to be erased. Erasing that has stopped begins again. Raises
+        MechanismError."""
+        ...
 
     async def posture(self) -> tuple[PostureItem, ...]: ...
 

@@ -1,9 +1,9 @@
 """The workspace's volume as the daemon holds it: one O_PATH descriptor, of which it asks numbers.
 
-Invariants: fstat and fstatvfs are all that is ever done with the descriptor: nothing is opened,
-looked up or walked through it. The numbers are the kernel's, shaped by no process of the sandbox.
-The volume's root keeps its device and inode for as long as the environment lives, and the steward
-walks the same.
+Invariants: fstat and fstatvfs are all that can be done with the descriptor: it is of a directory
+around the workspace that root alone may enter, or of a file without a name. The numbers are the
+kernel's, shaped by no process of the sandbox. The workspace's root keeps its device and inode for
+as long as the environment lives, and the steward walks the same.
 """
 
 import os
@@ -14,12 +14,17 @@ Identity = tuple[int, int]  # device, inode
 
 
 class Volume:
-    """Borrows the descriptor. Its identity is that of the moment of construction."""
+    """Borrows the descriptor. identity: of the workspace's root, by the launcher's word."""
 
-    def __init__(self, descriptor: int) -> None:
+    def __init__(self, descriptor: int, identity: Identity) -> None:
         self._descriptor = descriptor
-        root = os.fstat(descriptor)
-        self._identity: Identity = (root.st_dev, root.st_ino)
+        self._identity = identity
+        self._found = self._look()
+
+    def _look(self) -> tuple[int, int, int]:
+        """What changes when the descriptor is another, or the workspace leaves its place."""
+        found = os.fstat(self._descriptor)
+        return found.st_dev, found.st_ino, found.st_nlink
 
     def read(self) -> VolumeReading:
         """How full it is now. Raises MechanismError."""
@@ -39,10 +44,10 @@ class Volume:
         """That the root which the steward walks is the one that was prepared, and that this one
         still has its place. Raises WorkspaceChanged, MechanismError."""
         try:
-            root = os.fstat(self._descriptor)
+            found = self._look()
         except OSError as problem:
             raise MechanismError("volume", problem.errno or 0) from None
-        if (root.st_dev, root.st_ino) != self._identity or root.st_nlink == 0:
+        if found != self._found:
             raise WorkspaceChanged("volume", 0, "the volume's root is another, or removed")
         if walked != self._identity:
             raise WorkspaceChanged("volume", 0, "the steward walks another volume")

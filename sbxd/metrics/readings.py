@@ -37,8 +37,8 @@ class Backlog:
 
 @dataclass(frozen=True)
 class Reading:
-    """Everything that was read for one answer. quarantined: names, of earlier runs too. store:
-    None where it cannot be read. started_at: seconds since 1970."""
+    """Everything that was read for one answer. quarantined: names, of earlier runs too. erasing_:
+    of what is proven dead. store: None where it cannot be read. started_at: seconds since 1970."""
 
     version: str
     mechanism: str
@@ -46,6 +46,8 @@ class Reading:
     started_at: float
     census: Census
     quarantined: tuple[str, ...]
+    erasing_volumes: int
+    erasing_bytes: int
     environments_max: int
     tunnels_open: int
     store: Store | None
@@ -89,6 +91,17 @@ def families(reading: Reading) -> Sequence[Family]:
             "sbxd_quarantined_environments",
             "What could not be proven stopped and was not released yet.",
             (len(reading.quarantined), ()),
+        ),
+        gauge(
+            "sbxd_erasing_volumes",
+            "Workspaces of environments proven dead that are not erased yet.",
+            (reading.erasing_volumes, ()),
+        ),
+        gauge(
+            "sbxd_erasing_bytes",
+            "Bytes of disk that they use.",
+            (reading.erasing_bytes, ()),
+            unit=Unit.BYTES,
         ),
         gauge(
             "sbxd_pool_slots",

@@ -95,5 +95,9 @@ class ExecutionEnvironment(Protocol):
         ...
 
     async def destroy(self, environment: EnvironmentHandle) -> None:
-        """End the environment and erase its workspace. Idempotent; a gone handle is no error."""
+        """End the environment and take its workspace away. Idempotent; a gone handle is no error.
+
+        Returns once nothing of it runs and nobody reaches its workspace any more, which is erased
+        then. ExecutionUnavailable(SETUP_FAILED): it has ended, and that is not proven yet.
+        """
         ...

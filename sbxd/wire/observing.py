@@ -129,6 +129,8 @@ class AuthorityInfo(Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 class StatusIs(Message, frozen=True, tag="status_is", kw_only=True):
     """states: how many environments are in each. waiting: requests that wait for a place.
     provision_p50_ms, provision_p99_ms: upper bounds since the start, None before the first.
+    erasing_volumes, erasing_bytes: workspaces of environments proven dead that are not erased yet,
+    and the disk that they use.
     lag_worst_ms: of the event loop within the last minute. recorded, unrecorded: events of the
     audit since the start; waiting_records: those that the journal has not taken yet.
     journal_refusals: records that the creation journal did not take, since the start.
@@ -149,6 +151,8 @@ class StatusIs(Message, frozen=True, tag="status_is", kw_only=True):
     provision_p50_ms: int | None
     provision_p99_ms: int | None
     quarantined: tuple[str, ...]
+    erasing_volumes: int
+    erasing_bytes: int
     authorities: tuple[AuthorityInfo, ...]
     denials: tuple[DenialInfo, ...]
     recent_seconds: int

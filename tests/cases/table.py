@@ -176,4 +176,9 @@ CASES: dict[str, Case] = {
     ),
     "LIF-12": Case("what one tenant leaves on a slot for the next"),
     "LIF-13": Case("SIGTERM under load"),
+    "PEER-30": Case("workspaces with so many files that erasing them keeps others waiting"),
+    "PEER-31": Case("workspaces so deep that erasing them takes descriptors or time without end"),
+    "PEER-32": Case("a restart while workspaces of the dead are not erased yet"),
+    "DMN-15": Case("the eraser's process, were it taken over"),
+    "DMN-16": Case("files of a workspace through the daemon's descriptor of the volume"),
 }

@@ -1,13 +1,14 @@
 """The launcher's answers, over a pool that runs nothing: who is answered when, and with what."""
 
 import os
+import signal
 from functools import partial
 
 import pytest
 
 from sbxd.launcher import destroy, prepare
 from sbxd.launcher.filters import Filters
-from sbxd.launcher.helpers import Report
+from sbxd.launcher.helpers import Outcome, Report
 from sbxd.launcher.pool import Job, Lane, Pool, Result
 from sbxd.launcher.requests import (
     Acknowledged,
@@ -15,9 +16,13 @@ from sbxd.launcher.requests import (
     CgroupLimits,
     Destroy,
     Died,
+    Erasing,
+    ErasingIs,
     Failed,
     ImageDrop,
     ImageUnpack,
+    Inventory,
+    InventoryIs,
     LauncherReply,
     Leaf,
     Prepare,
@@ -88,6 +93,7 @@ class Bench:
             environment_id=ENVIRONMENT,
             scope="sbx.scope",
             volume_kind="loop",
+            workspace=(1, 2),
             unenforced=(),
             steps=(),
         )
@@ -107,8 +113,8 @@ def bench() -> Bench:
     return Bench()
 
 
-def report(reply: Acknowledged | Failed) -> Result:
-    return Report(reply=reply), []
+def report(reply: Acknowledged | Failed | ErasingIs, *, is_erasing: bool = False) -> Result:
+    return Report(reply=reply, is_erasing=is_erasing), []
 
 
 def failed(ticket: int, step: str = "x") -> Failed:
@@ -272,6 +278,79 @@ def test_the_end_of_the_client_kills_at_once_and_destroys_everything(
     bench.pool.end(report(OK))
     bench.pool.end(report(OK))
     assert bench.verbs.is_idle()
+
+
+def test_what_is_left_of_the_dead_is_erased_by_one_helper_at_a_time(bench: Bench) -> None:
+    for ticket, environment in ((8, ENVIRONMENT), (9, OTHER)):
+        bench.verbs.dispatch(Destroy(ticket=ticket, environment_id=environment))
+    bench.pool.end(report(OK, is_erasing=True))
+    bench.pool.end(report(OK, is_erasing=True))
+    assert bench.pool.lanes() == [Lane.ERASE]
+    assert bench.take() == [Acknowledged(ticket=8), Acknowledged(ticket=9)], "nobody waits for it"
+    assert bench.verbs.is_idle()
+    bench.pool.end(report(OK, is_erasing=True))
+    assert bench.pool.lanes() == [Lane.ERASE], "a round that left something is followed by another"
+    bench.pool.end(report(OK))
+    assert bench.pool.jobs == []
+    assert bench.take() == []
+
+
+@pytest.mark.case("PEER-32")
+def test_a_start_goes_on_with_what_was_not_erased(bench: Bench) -> None:
+    """The daemon takes its inventory before it serves."""
+    bench.verbs.dispatch(Inventory(ticket=3))
+    reply = InventoryIs(ticket=3, boot_id="boot", items=())
+    bench.pool.end((Report(reply=reply, is_erasing=True), []))
+    assert bench.pool.lanes() == [Lane.ERASE]
+    bench.pool.end(report(OK))
+    bench.verbs.dispatch(Inventory(ticket=4))
+    bench.pool.end((Report(reply=reply), []))
+    assert bench.pool.jobs == [], "the control: nothing is left"
+    bench.take()
+
+
+@pytest.mark.parametrize("result", [None, report(failed(1, "erase"))])
+def test_a_round_that_gets_nowhere_is_not_repeated_until_somebody_asks(
+    bench: Bench, result: Result
+) -> None:
+    bench.verbs.dispatch(DESTROY)
+    bench.pool.end(report(OK, is_erasing=True))
+    bench.pool.end(result)
+    assert bench.pool.jobs == []
+    bench.verbs.dispatch(Erasing(ticket=3))
+    bench.pool.end(report(ErasingIs(ticket=3, volumes=1, bytes_used=5), is_erasing=True))
+    assert bench.pool.lanes() == [Lane.ERASE]
+    assert bench.take()[1:] == [ErasingIs(ticket=3, volumes=1, bytes_used=5)]
+
+
+def test_a_new_client_does_not_wait_for_what_is_being_erased() -> None:
+    def wait() -> Outcome:
+        signal.pause()
+        raise AssertionError
+
+    pool = Pool(1)
+    jobs = [Job(lane, 1, 60.0, wait, lambda _: None) for lane in (Lane.ERASE, Lane.END)]
+    try:
+        pool.submit(jobs[0])
+        assert pool.channels()
+        assert not pool.is_busy()
+        pool.submit(jobs[1])
+        assert pool.is_busy(), "the control: whose verb runs is waited for"
+    finally:
+        for job in jobs:
+            assert job.helper is not None
+            job.helper.kill()
+            os.waitpid(job.helper.pid, 0)
+            job.helper.close()
+
+
+def test_a_destruction_says_for_whom_it_is_erased(bench: Bench) -> None:
+    bench.verbs.dispatch(Destroy(ticket=8, environment_id=ENVIRONMENT, party=77))
+    asked: list[Destroy] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(destroy, "destroy", asked.append)
+        bench.pool.jobs[0].work()
+    assert [each.party for each in asked] == [77]
 
 
 def test_two_askers_for_one_image_share_the_unpacking(bench: Bench) -> None:

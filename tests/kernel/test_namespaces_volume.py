@@ -20,9 +20,10 @@ from tests.kernel.steward_bench import steward
 
 @contextmanager
 def volume_of(place: Path) -> Iterator[tuple[Volume, int]]:
-    descriptor = os.open(place, os.O_PATH | os.O_DIRECTORY)
+    """The numbers come from the directory around the workspace, as in a quota volume."""
+    descriptor = os.open(place.parent, os.O_PATH | os.O_DIRECTORY)
     try:
-        yield Volume(descriptor), descriptor
+        yield Volume(descriptor, identity(place)), descriptor
     finally:
         os.close(descriptor)
 
@@ -44,7 +45,7 @@ def test_the_numbers_are_the_file_systems(tmp_path: Path) -> None:
 
 def test_a_descriptor_that_is_gone_is_an_error_and_no_number(tmp_path: Path) -> None:
     descriptor = os.open(tmp_path, os.O_PATH | os.O_DIRECTORY)
-    volume = Volume(descriptor)
+    volume = Volume(descriptor, (1, 2))
     os.close(descriptor)
     with pytest.raises(MechanismError) as caught:
         volume.read()
@@ -75,6 +76,7 @@ def test_another_directory_behind_the_descriptor_does_not_pass(tmp_path: Path) -
     (tmp_path / "other").mkdir()
     with volume_of(tmp_path / "volume") as (volume, descriptor):
         replacement = os.open(tmp_path / "other", os.O_PATH | os.O_DIRECTORY)
+        volume.check(identity(tmp_path / "volume"))  # the control
         os.dup2(replacement, descriptor)
         os.close(replacement)
         with pytest.raises(WorkspaceChanged):

@@ -3,17 +3,28 @@
 import errno
 import fcntl
 import os
+import struct
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from sbxd.jail.plan import WORKLOAD_ID
-from sbxd.launcher.kernel import free_space, hostpaths, loop_image, project_quota, volume
-from sbxd.launcher.requests import VolumeSize
+from sbxd.launcher import erase as erase_later
+from sbxd.launcher import rest
+from sbxd.launcher.kernel import (
+    erasure,
+    free_space,
+    hostpaths,
+    inventory,
+    loop_image,
+    project_quota,
+    volume,
+)
+from sbxd.launcher.requests import Erasing, Inventory, VolumeSize
 
 MIB = 1024 * 1024
 FIRST, SECOND = "a" * 32, "b" * 32
@@ -21,6 +32,7 @@ SIZE = VolumeSize(workspace_bytes=24 * MIB, inodes_max=100)
 # For one volume of SIZE with what ext4 needs beside it, and not for two.
 ROOM_BYTES = 32 * MIB
 FREE_SECONDS = 20
+SERVICE = 64_321  # a uid like the daemon's: none of a workspace's
 
 LOOP = pytest.param(volume.LOOP, marks=pytest.mark.needs("root", "loop"))
 QUOTA = pytest.param(volume.QUOTA, marks=pytest.mark.needs("root", "quota"))
@@ -34,9 +46,28 @@ def state(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setattr(hostpaths, "STATE_DIRECTORY", str(directory))
     yield directory
     for environment_id in (FIRST, SECOND):
-        volume.erase(environment_id)
+        erase(environment_id)
+    os.rmdir(directory / "volumes" / "erasing")
     os.rmdir(directory / "volumes")
     directory.rmdir()
+
+
+def erase(environment_id: str) -> None:
+    """Detach the volume and erase all that is dead."""
+    volume.detach(environment_id)
+    folder = hostpaths.private_directory(hostpaths.erasing_directory())
+    try:
+        assert erasure.work(folder, 600).is_over
+    finally:
+        os.close(folder)
+
+
+def volumes_of(state: Path) -> list[str]:
+    return [name for name in os.listdir(state / "volumes") if name != "erasing"]
+
+
+def dead_of(state: Path) -> list[str]:
+    return os.listdir(state / "volumes" / "erasing")
 
 
 @pytest.fixture
@@ -53,6 +84,7 @@ def mounted(environment_id: str, size: VolumeSize, kind: str) -> Iterator[int]:
     assert handle.kind == kind
     root = os.open(".", os.O_RDONLY | os.O_DIRECTORY, dir_fd=handle.mount_fd)
     os.close(handle.mount_fd)
+    os.close(handle.numbers_fd)
     try:
         yield root
     finally:
@@ -67,10 +99,10 @@ def small_state(state: Path) -> Iterator[Path]:
     subprocess.run(["mount", "-t", "tmpfs", "-o", options, "none", str(state)], check=True)
     yield state
     for environment_id in (FIRST, SECOND):
-        volume.erase(environment_id)
+        erase(environment_id)
     wait_until_devices_are_free()
     subprocess.run(["umount", str(state)], check=True)
-    (state / "volumes").mkdir()
+    (state / "volumes" / "erasing").mkdir(parents=True)
 
 
 def loop_devices() -> list[str]:
@@ -109,6 +141,23 @@ def refused(*numbers: int) -> Iterator[None]:
     with pytest.raises(OSError, match=r"^\[Errno") as raised:
         yield
     assert raised.value.errno in numbers
+
+
+def dead_used(state: Path, name: str) -> project_quota.Used:
+    folder = os.open(state / "volumes" / "erasing", os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        return project_quota.used(folder, name)
+    finally:
+        os.close(folder)
+
+
+def project_of(place: Path) -> int:
+    directory = os.open(place, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        raw = fcntl.ioctl(directory, 0x801C581F, bytes(28))  # FS_IOC_FSGETXATTR
+    finally:
+        os.close(directory)
+    return int(struct.unpack("=5I8s", raw)[3])
 
 
 def as_workload(root: int, work: str) -> tuple[int, str]:
@@ -170,7 +219,7 @@ def test_inodes_are_limited_for_the_workload(state: Path, kind: str) -> None:
 def test_what_one_volume_holds_is_not_in_the_next(state: Path, kind: str) -> None:
     with mounted(FIRST, SIZE, kind) as root:
         as_workload(root, "bytes")
-    volume.erase(FIRST)
+    erase(FIRST)
     with mounted(FIRST, SIZE, kind) as root:
         assert os.listdir(root) == []
         assert as_workload(root, "bytes")[0] >= SIZE.workspace_bytes * 0.98
@@ -179,24 +228,25 @@ def test_what_one_volume_holds_is_not_in_the_next(state: Path, kind: str) -> Non
 @pytest.mark.parametrize("kind", [LOOP, QUOTA], indirect=True)
 def test_erasing_is_idempotent_and_leaves_nothing(state: Path, kind: str) -> None:
     with mounted(FIRST, SIZE, kind):
-        assert len(os.listdir(state / "volumes")) == 1
-    volume.erase(FIRST)
-    volume.erase(FIRST)
-    assert os.listdir(state / "volumes") == []
+        assert len(volumes_of(state)) == 1
+    assert volume.detach(FIRST) is False, "what is empty is erased on the spot"
+    assert volume.detach(FIRST) is False
+    assert volumes_of(state) == []
+    assert dead_of(state) == []
 
 
 @pytest.mark.parametrize("kind", [LOOP, QUOTA], indirect=True)
 def test_an_environment_has_one_volume(state: Path, kind: str) -> None:
     with mounted(FIRST, SIZE, kind), pytest.raises(FileExistsError):
         volume.create(FIRST, SIZE)
-    assert len(os.listdir(state / "volumes")) == 1
+    assert len(volumes_of(state)) == 1
 
 
 @pytest.mark.parametrize("kind", [LOOP, QUOTA], indirect=True)
 def test_space_that_is_not_there_is_not_promised(state: Path, kind: str) -> None:
     with refused(errno.ENOSPC, errno.EFBIG):
         volume.create(FIRST, VolumeSize(workspace_bytes=2**46, inodes_max=100))
-    assert os.listdir(state / "volumes") == []
+    assert volumes_of(state) == []
 
 
 @pytest.mark.parametrize("kind", [LOOP], indirect=True)
@@ -211,7 +261,7 @@ def test_volumes_leave_the_margin_to_what_else_is_written_there(
             volume.create(SECOND, SIZE)
         status = os.statvfs(small_state)
         assert status.f_bavail * status.f_frsize >= free_space.MARGIN_BYTES
-        assert os.listdir(small_state / "volumes") == [f"{FIRST}.img"]
+        assert volumes_of(small_state) == [f"{FIRST}.img"]
 
 
 @pytest.mark.parametrize("kind", [LOOP], indirect=True)
@@ -261,7 +311,7 @@ def test_a_failed_format_leaves_no_image(
     with pytest.raises(OSError, match=r"mkfs.ext4") as refused:
         volume.create(FIRST, SIZE)
     assert refused.value.errno == errno.EIO
-    assert os.listdir(state / "volumes") == []
+    assert volumes_of(state) == []
 
 
 @pytest.mark.parametrize("kind", [LOOP], indirect=True)
@@ -279,7 +329,7 @@ def test_a_quota_follows_a_resize(state: Path, kind: str) -> None:
         assert 3 * MIB < as_workload(root, "bytes")[0] <= 4 * MIB
         used = used_of(state, FIRST)
         assert 3 * MIB < used.bytes_used <= 4 * MIB
-        assert used.inodes_used == 18  # with the root directory
+        assert used.inodes_used == 19  # with the workspace's root and the directory around it
 
 
 @pytest.mark.parametrize("kind", [QUOTA], indirect=True)
@@ -303,6 +353,128 @@ def test_volumes_are_projects_of_their_own(state: Path, kind: str) -> None:
         assert as_workload(second, "bytes")[0] >= SIZE.workspace_bytes * 0.98
 
 
+def some_files(root: int, count: int) -> None:
+    for number in range(count):
+        os.close(os.open(f"n{number}", os.O_CREAT | os.O_WRONLY, dir_fd=root))
+
+
+MANY = VolumeSize(workspace_bytes=24 * MIB, inodes_max=1000)
+
+
+@pytest.mark.case("PEER-30")
+@pytest.mark.parametrize("kind", [QUOTA], indirect=True)
+def test_a_volume_is_detached_without_being_erased_and_goes_on_being_counted(
+    state: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with mounted(FIRST, MANY, kind) as root:
+        some_files(root, 500)
+        as_workload(root, "bytes")
+        held = used_of(state, FIRST)
+        unlinked: list[str] = []
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(os, "unlink", lambda name, **_: unlinked.append(name))
+            assert volume.detach(FIRST, party=7) is True
+        assert unlinked == [f"{FIRST}.img"], "only the image that there is not"
+        assert volumes_of(state) == []
+        (name,) = dead_of(state)
+        assert name.startswith(f"00000007-{FIRST}-")
+        monkeypatch.setattr(inventory, "take", lambda: ("boot", {}))
+        assert rest.inventory(Inventory(ticket=1)).report.is_erasing
+        assert erase_later.erasing(Erasing(ticket=1)).report.is_erasing
+        count, used_bytes = volume.held_by_erasing()
+        assert (count, used_bytes) == (1, held.bytes_used)
+        # Its project goes on counting, so nobody else gets it, and its promise is given back.
+        assert dead_used(state, name) == project_quota.Used(held.bytes_used, held.inodes_used, 0, 0)
+        with mounted(SECOND, SIZE, kind):
+            assert project_of(state / "volumes" / SECOND) != project_of(
+                state / "volumes" / "erasing" / name
+            )
+    erase(FIRST)
+    assert dead_of(state) == []
+    assert volume.held_by_erasing() == (0, 0)
+    assert not rest.inventory(Inventory(ticket=1)).report.is_erasing
+    assert not erase_later.erasing(Erasing(ticket=1)).report.is_erasing
+
+
+@pytest.mark.parametrize("kind", [QUOTA], indirect=True)
+def test_an_id_that_is_used_twice_can_be_detached_twice(state: Path, kind: str) -> None:
+    for _ in range(2):
+        with mounted(FIRST, MANY, kind) as root:
+            some_files(root, 100)
+        assert volume.detach(FIRST)
+    assert len(dead_of(state)) == 2
+
+
+@pytest.mark.parametrize("kind", [QUOTA], indirect=True)
+def test_the_promise_of_the_dead_is_free_and_what_they_hold_is_not(state: Path, kind: str) -> None:
+    free = os.statvfs(state)
+    large = VolumeSize(workspace_bytes=free.f_bavail * free.f_frsize * 2 // 3, inodes_max=1000)
+    with mounted(FIRST, large, kind) as root:
+        some_files(root, 100)
+        with refused(errno.ENOSPC):
+            volume.create(SECOND, large)  # the control
+    assert volume.detach(FIRST)
+    assert len(dead_of(state)) == 1
+    with mounted(SECOND, large, kind):
+        pass
+
+
+@pytest.mark.case("DMN-16")
+@pytest.mark.parametrize("kind", [LOOP, QUOTA], indirect=True)
+@pytest.mark.parametrize("given", ["daemon", "control"])
+def test_the_daemons_descriptor_opens_no_file_of_a_workspace(
+    state: Path, kind: str, given: str
+) -> None:
+    handle = volume.create(FIRST, SIZE)
+    root = os.open(".", os.O_RDONLY | os.O_DIRECTORY, dir_fd=handle.mount_fd)
+    os.close(os.open("public", os.O_CREAT | os.O_WRONLY, 0o666, dir_fd=root))
+    os.fchmod(root, 0o777)
+    os.chmod("public", 0o666, dir_fd=root)
+    descriptor = handle.numbers_fd if given == "daemon" else handle.mount_fd
+    try:
+        reached = as_service(descriptor)
+        status, whole = os.fstatvfs(descriptor), os.fstatvfs(root)
+        assert (status.f_blocks, status.f_files) == (whole.f_blocks, whole.f_files)
+        assert whole.f_blocks * whole.f_frsize < 2 * SIZE.workspace_bytes
+    finally:
+        for each in (root, handle.mount_fd, handle.numbers_fd):
+            os.close(each)
+    assert reached == ([] if given == "daemon" else ["public", "list", "reopen", "make", "enter"])
+
+
+def as_service(descriptor: int) -> list[str]:
+    """What a process with no right of root's gets at through this descriptor."""
+    attempts: dict[str, Callable[[], object]] = {
+        "public": lambda: os.open("public", os.O_RDONLY, dir_fd=descriptor),
+        "inside": lambda: os.open("workspace/public", os.O_RDONLY, dir_fd=descriptor),
+        "list": lambda: os.open(".", os.O_RDONLY, dir_fd=descriptor),
+        "reopen": lambda: os.open(f"/proc/self/fd/{descriptor}", os.O_RDONLY),
+        "make": lambda: os.open("made", os.O_CREAT | os.O_WRONLY, 0o600, dir_fd=descriptor),
+        "enter": lambda: os.fchdir(descriptor),
+        "beyond": lambda: os.open("../erasing", os.O_PATH, dir_fd=descriptor),
+    }
+    here, there = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.setgroups([])
+            os.setresgid(SERVICE, SERVICE, SERVICE)
+            os.setresuid(SERVICE, SERVICE, SERVICE)
+            for name, attempt in attempts.items():
+                try:
+                    attempt()
+                except OSError:
+                    continue
+                os.write(there, f"{name} ".encode())
+        finally:
+            os._exit(0)
+    os.close(there)
+    with os.fdopen(here) as pipe:
+        reached = pipe.read().split()
+    os.waitpid(pid, 0)
+    return reached
+
+
 @pytest.mark.case("FS-12")
 @pytest.mark.needs("root")
 def test_a_tree_of_any_depth_is_emptied_without_following_links(tmp_path: Path) -> None:
@@ -323,7 +495,8 @@ def test_a_tree_of_any_depth_is_emptied_without_following_links(tmp_path: Path) 
         directory = below
     os.close(directory)
     volumes = os.open(tmp_path, os.O_RDONLY)
-    project_quota.erase(volumes, "v")
+    for _ in erasure.remove(volumes, b"v"):
+        pass
     os.close(volumes)
     assert os.listdir(tmp_path) == ["outside"]
     assert (outside / "kept").read_text() == "x"

@@ -17,6 +17,7 @@ from sbxd.mechanism.protocol import (
     CommandNotStarted,
     CommandSpec,
     Counters,
+    Erasing,
     Inventory,
     MechanismError,
     Orphan,
@@ -81,6 +82,7 @@ class Script:
     volume_binding: VolumeBinding = VolumeBinding.AT_BUILD
     fail_at: int | None = None
     bridge_fails: bool = False
+    erases_later: bool = False  # the volume of what is gone stays until `erase`
     disk_bytes: int | None = None  # of all volumes together, while they exist
     leaves_residue: bool = False  # a preparation that fails or is cancelled removes nothing
     on_call: Callable[[str], None] = lambda _name: None
@@ -310,9 +312,9 @@ class DoubleSandbox:
         for command in self.commands:
             command.kill()
 
-    async def destroy(self) -> None:
+    async def destroy(self, *, party: int = 0) -> None:
         self.kill()
-        await self.owner.remove(self.environment_id)
+        await self.owner.remove(self.environment_id, party)
         self.destroyed = True
 
 
@@ -323,6 +325,8 @@ class MechanismDouble:
         self.script = script if script is not None else Script()
         self.existing: dict[EnvironmentId, tuple[str, ...]] = {}
         self.volumes: dict[EnvironmentId, int] = {}
+        self.erasing_asked = 0
+        self.dead: dict[EnvironmentId, tuple[int, int]] = {}  # party and bytes of what is erased
         self.sandboxes: list[DoubleSandbox] = []
         self.calls: list[str] = []
         self.shares: list[dict[EnvironmentId, int]] = []
@@ -356,18 +360,30 @@ class MechanismDouble:
 
     def _allocate(self, environment_id: EnvironmentId, size: int) -> None:
         disk_bytes = self.script.disk_bytes
-        if disk_bytes is not None and sum(self.volumes.values()) + size > disk_bytes:
+        taken = sum(self.volumes.values()) + sum(held for _, held in self.dead.values())
+        if disk_bytes is not None and taken + size > disk_bytes:
             raise MechanismError("volume", errno.ENOSPC)
         self.volumes[environment_id] = size
 
-    async def remove(self, environment_id: EnvironmentId) -> None:
+    async def remove(self, environment_id: EnvironmentId, party: int = 0) -> None:
         await self.call("destroy")
         await trio.sleep(self.script.destroy_seconds)
         if self.script.destroy_failures > 0:
             self.script.destroy_failures -= 1
             raise MechanismError("umount", 16)
         self.existing.pop(environment_id, None)
-        self.volumes.pop(environment_id, None)
+        held = self.volumes.pop(environment_id, None)
+        if held is not None and self.script.erases_later:
+            self.dead[environment_id] = (party, held)
+
+    def erase(self, environment_id: EnvironmentId) -> None:
+        """What the script leaves to be erased is erased now."""
+        del self.dead[environment_id]
+
+    async def erasing(self) -> Erasing:
+        self.erasing_asked += 1
+        await trio.lowlevel.checkpoint()
+        return Erasing(len(self.dead), sum(held for _, held in self.dead.values()))
 
     async def share(self, weights: Mapping[EnvironmentId, int]) -> None:
         await self.call("share")

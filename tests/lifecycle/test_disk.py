@@ -247,7 +247,7 @@ async def test_only_a_process_that_outlives_the_destruction_is_a_suspected_escap
     problem: MechanismError,
     alerts: list[EscapeCode],
 ) -> None:
-    async def destroy(self: DoubleSandbox) -> None:
+    async def destroy(self: DoubleSandbox, *, party: int) -> None:
         await trio.lowlevel.checkpoint()
         raise problem
 
@@ -255,7 +255,7 @@ async def test_only_a_process_that_outlives_the_destruction_is_a_suspected_escap
         handle = await world.environments.provision(WORKER, spec())
         monkeypatch.setattr(DoubleSandbox, "destroy", destroy)
         supervisor = next(iter(world.registry.supervisors))
-        await world.environments.destroy(WORKER, handle)
+        await world.destroy_unproven(handle)
         await supervisor.over.wait()
         assert supervisor.state is State.QUARANTINED
     assert [each.code for each in world.sink.of(SandboxEscapeWasSuspected)] == alerts

@@ -75,15 +75,17 @@ async def test_destroy_during_a_command_gives_its_partial_output_as_cancelled(
         assert world.consistent_and_empty()
 
 
-async def test_a_destroy_that_fails_is_repeated_in_the_background_and_not_raised(
+async def test_a_destroy_that_fails_says_so_until_it_is_proven_in_the_background(
     tmp_path: Path, autojump_clock: MockClock
 ) -> None:
     async with open_world(tmp_path, script=Script(destroy_failures=2)) as world:
         handle = await world.environments.provision(WORKER, spec())
-        await world.environments.destroy(WORKER, handle)
+        await world.destroy_unproven(handle)
         assert world.mechanism.existing
+        await world.destroy_unproven(handle)  # asked again, it is as true
         await trio.sleep(10)
         assert world.consistent_and_empty()
+        await world.environments.destroy(WORKER, handle)  # the control: it is proven now
         attempts = [event.attempt for event in world.sink.of(EnvironmentDestroyFailed)]
         assert attempts == [1, 2]
 
@@ -94,7 +96,7 @@ async def test_what_cannot_be_destroyed_is_quarantined_with_an_alert_and_stays_v
 ) -> None:
     async with open_world(tmp_path, script=Script(destroy_failures=99)) as world:
         handle = await world.environments.provision(WORKER, spec())
-        await world.environments.destroy(WORKER, handle)
+        await world.destroy_unproven(handle)
         await trio.sleep(10)
         (event,) = world.sink.of(EnvironmentQuarantined)
         assert (event.environment_id, event.step, event.errno) == (
@@ -107,7 +109,7 @@ async def test_what_cannot_be_destroyed_is_quarantined_with_an_alert_and_stays_v
         assert info.state == State.QUARANTINED
         assert (await world.environments.describe()).quarantined == (handle.environment_id,)
         assert not world.sink.of(EnvironmentDestroyed)
-        await world.environments.destroy(WORKER, handle)  # still no error
+        await world.destroy_unproven(handle)
         report = await world.environments.reconcile()
         assert (report.destroyed, report.released) == ((), ())  # it cannot be proven
 

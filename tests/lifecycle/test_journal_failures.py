@@ -88,7 +88,7 @@ async def test_what_cannot_be_destroyed_then_is_marked_and_the_next_start_leaves
         handle = await world.environments.provision(WORKER, spec())
         world.store._connection.execute(BREAK["read-only"])
         world.mechanism.script.destroy_failures = 100
-        await world.environments.destroy(WORKER, handle)
+        await world.destroy_unproven(handle)
         await trio.sleep(100)
         assert len(world.sink.of(EnvironmentQuarantined)) == 1
         assert (tmp_path / "quarantine" / handle.environment_id).exists()

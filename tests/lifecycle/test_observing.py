@@ -66,7 +66,7 @@ async def test_a_quarantined_environment_is_shown_as_that(
 ) -> None:
     async with open_world(tmp_path, script=Script(destroy_failures=99)) as world:
         handle = await world.environments.provision(WORKER, spec())
-        await world.environments.destroy(WORKER, handle)
+        await world.destroy_unproven(handle)
         await trio.sleep(60)
         assert world.environments.census().states == {"QUARANTINED": 1}
 

@@ -27,7 +27,7 @@ async def quarantined(world: World, autojump_clock: MockClock) -> EnvironmentHan
     """An environment that could not be destroyed, three times."""
     handle = await world.environments.provision(WORKER, spec())
     world.mechanism.script.destroy_failures = 3
-    await world.environments.destroy(WORKER, handle)
+    await world.destroy_unproven(handle)
     await trio.sleep(30)
     assert world.store.states() == {handle.environment_id: JournalState.QUARANTINED}
     return handle
@@ -41,14 +41,17 @@ async def test_the_operator_says_after_how_many_failures_it_is_an_alert(
     async with open_world(tmp_path, settings=replace(DEFAULT, limits=limits)) as world:
         spared = await world.environments.provision(WORKER, spec())
         world.mechanism.script.destroy_failures = failures - 1
-        await world.environments.destroy(WORKER, spared)
+        if failures > 1:
+            await world.destroy_unproven(spared)
+        else:
+            await world.environments.destroy(WORKER, spared)
         await trio.sleep(60)
         # The control: one failure less is no alert.
         assert world.sink.of(EnvironmentQuarantined) == []
         assert len(world.sink.of(EnvironmentDestroyFailed)) == failures - 1
         handle = await world.environments.provision(WORKER, spec())
         world.mechanism.script.destroy_failures = failures
-        await world.environments.destroy(WORKER, handle)
+        await world.destroy_unproven(handle)
         await trio.sleep(60)
         (alert,) = world.sink.of(EnvironmentQuarantined)
         assert (alert.environment_id, alert.PRIORITY) == (handle.environment_id, Priority.ALERT)
@@ -284,7 +287,7 @@ async def test_what_is_being_given_up_while_a_reconciliation_looks_is_left_to_it
         handle = await world.environments.provision(WORKER, spec())
         name = handle.environment_id
         world.mechanism.script.destroy_failures = 3
-        await world.environments.destroy(WORKER, handle)
+        await world.destroy_unproven(handle)
         (supervisor,) = world.registry.supervisors
         assert not supervisor.over.is_set()  # it will try twice more
 

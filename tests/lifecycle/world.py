@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import msgspec
+import pytest
 import trio
 
 from sbxd.audit.events import AuditEvent, DestroyReason, EnvironmentDestroyed
@@ -28,6 +29,7 @@ from sbxd.lifecycle.supervisor import Parts
 from sbxd.port.command import ExecutionCommand, ExecutionResult
 from sbxd.port.egress import DENY_ALL, EgressPolicy
 from sbxd.port.environment import BridgeEndpoint, EnvironmentHandle, EnvironmentSpec
+from sbxd.port.errors import ExecutionUnavailable, UnavailableCode
 from sbxd.port.ids import EnvironmentId, RunId, TenantId
 from sbxd.port.limits import MIB, ResourceLimits
 from sbxd.settings import (
@@ -163,6 +165,12 @@ class World:
     environments: LocalEnvironments
     reconciler: Reconciler
     egress: EgressDouble
+
+    async def destroy_unproven(self, handle: EnvironmentHandle, peer: Peer = WORKER) -> None:
+        """Ask for the end of one that cannot be proven gone, and be told so."""
+        with pytest.raises(ExecutionUnavailable, match="not proven yet") as caught:
+            await self.environments.destroy(peer, handle)
+        assert caught.value.code is UnavailableCode.SETUP_FAILED
 
     async def run(
         self,

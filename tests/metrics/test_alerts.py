@@ -29,6 +29,8 @@ WELL = Reading(
     started_at=0.0,
     census=Census(states={"LIVE": 2}, waiting=0, pool=POOL),
     quarantined=(),
+    erasing_volumes=0,
+    erasing_bytes=0,
     environments_max=256,
     tunnels_open=0,
     store=ROOMY,

@@ -82,7 +82,9 @@ def take() -> Kernel:
     for line in Path("/proc/self/mountinfo").read_text().splitlines():
         if "/volumes/" in line:
             seen["host_mounts"] += 1
-    volumes = list((STATE / "volumes").iterdir()) if (STATE / "volumes").exists() else []
+    # Of the dead, too, until they are erased.
+    held = [*(STATE / "volumes").glob("*"), *(STATE / "volumes" / "erasing").glob("*")]
+    volumes = [each for each in held if each.name != "erasing"]
     leftovers = tuple(
         sorted(
             [f"host mount x{seen['host_mounts']}"] * bool(seen["host_mounts"])

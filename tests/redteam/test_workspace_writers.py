@@ -208,9 +208,9 @@ def _fill_without(root: int, capability: int) -> int:
 def test_control_the_hosts_root_writes_through_a_quota_with_one_capability(tmp_path: Path) -> None:
     with ext4_with_project_quota(tmp_path) as directory:
         assert project_quota.is_enforced(directory)
-        mount = project_quota.create(directory, "v", SIZE)
-        os.close(mount)
-        root = os.open("v", os.O_RDONLY | os.O_DIRECTORY, dir_fd=directory)
+        for each in project_quota.create(directory, "v", SIZE):
+            os.close(each)
+        root = os.open("v/workspace", os.O_RDONLY | os.O_DIRECTORY, dir_fd=directory)
         taken, number = _fill(root, "filler")
         assert number == 0, errno.errorcode[number]
         assert taken == 2 * SIZE.workspace_bytes

@@ -7,7 +7,7 @@ part of a path; everything that root writes lies below directories that only roo
 Layout of the state directory (root, 0755):
     images/    the OCI layout, written by the user `sbxd`, read and verified here
     unpacked/  root, 0700: `<digest hex>/rootfs` and `<digest hex>/complete`
-    volumes/   root, 0700: see `sbxd.launcher.kernel.volume`
+    volumes/   root, 0700: see `sbxd.launcher.kernel.volume`; `erasing/` in it holds what is dead
     uids/      root, 0700: one file `<base>-<environment id>` per block in use
 """
 
@@ -101,6 +101,11 @@ def unpacked_directory() -> str:
 def volumes_directory() -> str:
     """Where volumes live."""
     return f"{STATE_DIRECTORY}/volumes"
+
+
+def erasing_directory() -> str:
+    """Where volumes lie that are to be erased: on their own file system, so that they are moved."""
+    return f"{volumes_directory()}/erasing"
 
 
 def volume_name(environment_id: str) -> str:

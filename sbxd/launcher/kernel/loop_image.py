@@ -22,7 +22,7 @@ _SUFFIX = ".img"
 _BLOCK = 4096
 _GROUP_BLOCKS = 8 * _BLOCK
 _INODE = 256
-_RESERVED_INODES = 11
+_RESERVED_INODES = 11  # ten of ext4's own, and lost+found, then the one without a name
 _FIXED_BLOCKS = 4
 _MKFS_SECONDS = 60
 _FEATURES = (
@@ -50,8 +50,9 @@ def exists(directory: int, name: str) -> bool:
     return True
 
 
-def create(directory: int, name: str, size: VolumeSize) -> int:
-    """Make and mount the image; the detached mount, owned by the caller.
+def create(directory: int, name: str, size: VolumeSize) -> tuple[int, int]:
+    """Make and mount the image; the detached mount, and a file on it that has no name and that
+    nobody may open, for the numbers. The caller owns both.
 
     Raises OSError; then no image is left.
     """
@@ -71,7 +72,12 @@ def create(directory: int, name: str, size: VolumeSize) -> int:
     finally:
         os.close(image)
     os.rmdir("lost+found", dir_fd=mount)
-    return mount
+    nameless = os.open(".", os.O_RDWR | os.O_TMPFILE | os.O_CLOEXEC, 0, dir_fd=mount)
+    try:
+        numbers = os.open(hostpaths.descriptor_path(nameless), os.O_PATH | os.O_CLOEXEC)
+    finally:
+        os.close(nameless)
+    return mount, numbers
 
 
 def erase(directory: int, name: str) -> None:

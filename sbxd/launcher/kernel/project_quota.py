@@ -10,15 +10,13 @@ import ctypes
 import errno
 import fcntl
 import os
-import stat
 import struct
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 
-from sbxd.jail import syscalls
 from sbxd.jail.plan import WORKLOAD_ID
-from sbxd.launcher.kernel import free_space
+from sbxd.launcher.kernel import free_space, mounts
 from sbxd.launcher.requests import VolumeSize
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
@@ -43,6 +41,7 @@ _PROJECT_INHERIT = 0x200
 
 _FIRST_ID = 0x5342_0000
 _LAST_ID = 0x5342_FFFF
+WORKSPACE = b"workspace"  # the one entry of a volume's directory
 _OPEN_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -73,10 +72,11 @@ def is_enforced(directory: int) -> bool:
     return bool(flags & wanted == wanted)
 
 
-def create(directory: int, name: str, size: VolumeSize) -> int:
-    """Make the directory with its limits; a detached mount of it, owned by the caller.
+def create(directory: int, name: str, size: VolumeSize) -> tuple[int, int]:
+    """Make the directory with its limits, and the workspace in it; detached mounts of the
+    workspace and of the directory, which root alone may enter. The caller owns both.
 
-    Raises OSError; then nothing is left.
+    Raises OSError; `detach` removes what is left then.
     """
     volumes = dict(_volumes(directory))
     if name in volumes:
@@ -84,20 +84,20 @@ def create(directory: int, name: str, size: VolumeSize) -> int:
     _require_room(directory, size, volumes.values())
     project = _free_project(directory, set(volumes.values()))
     os.mkdir(name, 0o700, dir_fd=directory)
+    volume = os.open(name, _OPEN_DIRECTORY, dir_fd=directory)
     try:
-        volume = os.open(name, _OPEN_DIRECTORY, dir_fd=directory)
+        _set_project(volume, project)
+        _limit(directory, project, size)
+        os.mkdir(WORKSPACE, dir_fd=volume)
+        workspace = os.open(WORKSPACE, _OPEN_DIRECTORY, dir_fd=volume)
         try:
-            _set_project(volume, project)
-            _limit(directory, project, size)
-            os.fchown(volume, WORKLOAD_ID, WORKLOAD_ID)
-            os.fchmod(volume, 0o755)
-            flags = syscalls.OPEN_TREE_CLONE | syscalls.AT_EMPTY_PATH
-            return syscalls.open_tree(volume, b"", flags)
+            os.fchown(workspace, WORKLOAD_ID, WORKLOAD_ID)
+            os.fchmod(workspace, 0o755)
+            return mounts.clone_tree(workspace), mounts.clone_tree(volume)
         finally:
-            os.close(volume)
-    except BaseException:
-        erase(directory, name)
-        raise
+            os.close(workspace)
+    finally:
+        os.close(volume)
 
 
 def resize(directory: int, name: str, size: VolumeSize) -> None:
@@ -120,82 +120,45 @@ def used(directory: int, name: str) -> Used:
         os.close(volume)
 
 
-def erase(directory: int, name: str) -> None:
-    """Remove the directory with all that is in it and forget its limits. Idempotent.
+def detach(directory: int, name: str, erasing: int, target: str) -> Used | None:
+    """Move the volume into the folder `erasing` as `target` and forget its limits: nothing is
+    promised to it any more, and what it holds is counted for its project until it is erased.
 
-    Depth costs no descriptor and no recursion: what is found nested is first moved up.
+    Returns what it holds; None when there is none. Raises OSError.
     """
     try:
         volume = os.open(name, _OPEN_DIRECTORY, dir_fd=directory)
     except FileNotFoundError:
-        return
+        return None
     try:
         project = _project(volume)
-        _empty(volume)
     finally:
         os.close(volume)
-    os.rmdir(name, dir_fd=directory)
-    if _FIRST_ID <= project <= _LAST_ID:
+    held = _used(directory, project) if _is_ours(project) else Used(0, 0, 0, 0)
+    if _is_ours(project):
         _write_limits(directory, project, 0, 0)
+    os.rename(name, target, src_dir_fd=directory, dst_dir_fd=erasing)
+    return held
 
 
-def _empty(root: int) -> None:
-    serial = 0
-    while True:
-        nested = [entry for entry in _entries(root) if not _unlink(root, entry)]
-        if not nested:
-            return
-        for entry in nested:
-            directory = os.open(entry, _OPEN_DIRECTORY, dir_fd=root)
-            try:
-                for below in _entries(directory):
-                    moved = _unlink(directory, below)
-                    while not moved:
-                        serial += 1
-                        moved = _move(directory, below, root, b"%d" % serial)
-            finally:
-                os.close(directory)
-            os.rmdir(entry, dir_fd=root)
+def held(directory: int) -> tuple[int, int]:
+    """How many volumes lie in a folder, and the bytes that they use. Raises OSError."""
+    used_bytes = sum(_used(directory, project).bytes_used for _, project in _volumes(directory))
+    return len(os.listdir(directory)), used_bytes
 
 
-def _entries(directory: int) -> list[bytes]:
-    with os.scandir(directory) as entries:
-        return [os.fsencode(entry.name) for entry in entries]
-
-
-def _unlink(directory: int, entry: bytes) -> bool:
-    """Remove an entry; False when it is a directory that is not empty."""
-    status = os.stat(entry, dir_fd=directory, follow_symlinks=False)
-    if not stat.S_ISDIR(status.st_mode):
-        os.unlink(entry, dir_fd=directory)
-        return True
-    try:
-        os.rmdir(entry, dir_fd=directory)
-    except OSError as problem:
-        if problem.errno not in (errno.ENOTEMPTY, errno.EEXIST):
-            raise
-        return False
-    return True
-
-
-def _move(source: int, entry: bytes, target: int, name: bytes) -> bool:
-    """Move a directory; False when the name is taken."""
-    try:
-        os.rename(entry, name, src_dir_fd=source, dst_dir_fd=target)
-    except OSError as problem:
-        if problem.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
-            raise
-        return False
-    return True
+def _is_ours(project: int) -> bool:
+    return _FIRST_ID <= project <= _LAST_ID
 
 
 def _volumes(directory: int) -> Iterator[tuple[str, int]]:
     """Name and project id of every quota directory."""
-    for entry in _entries(directory):
+    for entry in os.listdir(directory):
         with suppress(NotADirectoryError, FileNotFoundError):
             volume = os.open(entry, _OPEN_DIRECTORY, dir_fd=directory)
             try:
-                yield os.fsdecode(entry), _project(volume)
+                if _is_ours(project := _project(volume)):
+                    yield entry, project
             finally:
                 os.close(volume)
 
@@ -216,6 +179,7 @@ def _require_room(
 
 
 def _free_project(directory: int, taken: set[int]) -> int:
+    """One that no volume has and for which nothing is counted: what is being erased still is."""
     for project in range(_FIRST_ID, _LAST_ID + 1):
         if project not in taken and _used(directory, project).inodes_used == 0:
             return project
@@ -247,10 +211,11 @@ def _used(directory: int, project: int) -> Used:
 
 
 def _limit(directory: int, project: int, size: VolumeSize) -> None:
-    """The volume's own root directory is one inode more."""
-    _write_limits(directory, project, -(-size.workspace_bytes // _BLOCK), size.inodes_max + 1)
+    """The volume's own directory and the workspace's root are two inodes more."""
+    inodes = size.inodes_max + 2
+    _write_limits(directory, project, -(-size.workspace_bytes // _BLOCK), inodes)
     read = _used(directory, project)
-    if read.bytes_max < size.workspace_bytes or read.inodes_max != size.inodes_max + 1:
+    if read.bytes_max < size.workspace_bytes or read.inodes_max != inodes:
         raise OSError(errno.EIO, "the limits read back are not those that were written")
 
 
