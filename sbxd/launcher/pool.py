@@ -1,6 +1,7 @@
 """Which slow verbs run now and which wait: bounded helpers per lane, first come first served.
 
-Ending never waits behind building: each lane has helpers of its own.
+Ending never waits behind building, and a question never behind an image: each lane has helpers of
+its own.
 """
 
 import time
@@ -15,11 +16,14 @@ QUEUE_MAX = 8192
 
 
 class Lane(StrEnum):
-    """BUILD: preparations. END: destructions. SHARE: weights. REST: images, inventory, probe."""
+    """BUILD: preparations. END: destructions. SHARE: weights. UNPACK and DROP: images. REST:
+    inventory, probe."""
 
     BUILD = "build"
     END = "end"
     SHARE = "share"
+    UNPACK = "unpack"
+    DROP = "drop"
     REST = "rest"
 
 
@@ -48,7 +52,14 @@ class Pool:
     """Runs jobs. The owner polls `channels()` and calls `readable` and `expire`."""
 
     def __init__(self, width: int) -> None:
-        self._limits = {Lane.BUILD: width, Lane.END: width, Lane.SHARE: 1, Lane.REST: 2}
+        self._limits = {
+            Lane.BUILD: width,
+            Lane.END: width,
+            Lane.SHARE: 1,
+            Lane.UNPACK: 2,
+            Lane.DROP: 1,
+            Lane.REST: 2,
+        }
         self._waiting: dict[Lane, deque[Job]] = {lane: deque() for lane in Lane}
         self._running: dict[int, Job] = {}
 

@@ -37,6 +37,7 @@ CASES: dict[str, Case] = {
     "ESC-17": Case("service sockets of the host by path"),
     "ESC-18": Case("set-uid programs, file capabilities"),
     "ESC-20": Case("changing one's own security label"),
+    "ESC-21": Case("taking over the process that reads an image"),
     "KRN-01": Case("io_uring, also at the start of Node"),
     "KRN-02": Case("userfaultfd"),
     "KRN-03": Case("calls that change or trace the kernel or the machine"),
@@ -155,6 +156,9 @@ CASES: dict[str, Case] = {
         "a filter's answers are errno values, and none of them logs; no flood is tried",
     ),
     "AUD-07": Case("secrets in arguments"),
+    "DMN-20": Case("links, pipes and others' files in the image store, which the daemon writes"),
+    "DMN-21": Case("hostile values in every field of every request to the launcher"),
+    "DMN-22": Case("a blob of an image with a second name"),
     "LIF-01": Case("SIGKILL of the daemon or the launcher between intent, resource and commit"),
     "LIF-02": Case("a worker that is killed in a command"),
     "LIF-04": Case(
