@@ -100,6 +100,8 @@ CASES: dict[str, Case] = {
         "no directory outlives an environment, so there is nothing to replace",
     ),
     "FS-15": Case("two environments of one tenant"),
+    "FS-16": Case("a folder of the operator's that changes while an image is made of it"),
+    "FS-17": Case("an image's archive that unpacks to terabytes, or announces them"),
     "EGR-01": Case("direct connections of every kind that ignore the proxy's variables"),
     "EGR-02": Case("names: a query by UDP or TCP, a lookup, a name in a refused request"),
     "EGR-03": Case("names near a listed one: suffixes, apexes, more labels than the wildcard's"),

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from sbxd.jail import syscalls
 from sbxd.launcher import unpacker
 from sbxd.launcher.kernel import hostpaths, images, uids
 from tests.kernel.image_layers import entry, put_image, seccomp, tar_of
@@ -107,7 +108,7 @@ def test_the_same_attempts_succeed_where_nothing_confines_them() -> None:
     pid = os.fork()
     if pid == 0:
         try:
-            os.unshare(os.CLONE_NEWNS | os.CLONE_NEWUTS)
+            syscalls.unshare(syscalls.CLONE_NEWNS | syscalls.CLONE_NEWUTS)
             here.close()
             probe(there.detach(), -1)
         finally:

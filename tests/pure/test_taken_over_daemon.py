@@ -252,9 +252,13 @@ class World:
                 one.move(Trigger.ASSIGN)
                 one.last_leaf = LAST_LEAF
         self.books.begin_image_drop(ImageDrop(ticket=1, image_digest=LEAVING))
-        monkeypatch.setattr(fast, "make_leaf", lambda *_: self.done.append("leaf") or ())
+        monkeypatch.setattr(fast, "make_leaf", self._make_leaf)
         monkeypatch.setattr(fast, "drop_leaf", lambda *_: self.done.append("drop_leaf"))
         monkeypatch.setattr(fast, "assign", lambda *_: self.done.append("assign"))
+
+    def _make_leaf(self, *_: object) -> tuple[int, ...]:
+        self.done.append("leaf")
+        return ()
 
     def _say(self, reply: LauncherReply) -> None:
         self.replies.append(reply)
