@@ -27,7 +27,6 @@ from sbxd.launcher.kernel.image_stream import load_zstd
 from sbxd.launcher.kernel.image_tar import room_of
 from sbxd.launcher.requests import CgroupLimits
 from sbxd.launcher.verify import Process, verify_process
-from sbxd.oci.tar import BadArchive
 
 HOSTNAME = "image"
 MEMORY_BYTES_MAX = 1024**3  # what a layer says of itself may ask for more
@@ -41,6 +40,10 @@ _CHUNK_BYTES = 256 * 1024
 _DOCUMENTS = ("manifest", "configuration")
 
 Serve = Callable[[int, int], int]
+
+
+class Refused(ValueError):
+    """What the process says against the image. The text is for people."""
 
 
 class DigestMismatch(OSError):
@@ -133,7 +136,7 @@ def _feed(channel: socket.socket, blobs: int, image_digest: str) -> bytes:
         what = _DOCUMENTS[number] if number < len(_DOCUMENTS) else "layer"
         if _pass_on(channel, blobs, digest) != digest:
             raise DigestMismatch(what)
-    raise BadArchive("it asked for more blobs than an image has")
+    raise Refused("it asked for more blobs than an image has")
 
 
 def _pass_on(channel: socket.socket, blobs: int, digest: str) -> str:
@@ -163,7 +166,7 @@ def _send(channel: socket.socket, raw: bytes) -> bool:
 
 def _judge(said: bytes) -> None:
     """What the process says is a hint for people, and trusted no further. Raises OSError,
-    BadArchive."""
+    Refused."""
     if said == image_layers.DONE:
         return
     failed = image_layers.FAILED.fullmatch(said)
@@ -172,4 +175,4 @@ def _judge(said: bytes) -> None:
         raise DigestMismatch("layer") if number == 74 else OSError(number, os.strerror(number))
     text = said.removeprefix(image_layers.REFUSED).decode("ascii", "replace")
     shown = "".join(c if " " <= c <= "~" else "?" for c in text)
-    raise BadArchive(shown or "it could not be unpacked: it is damaged or needs too much memory")
+    raise Refused(shown or "it could not be unpacked: it is damaged or needs too much memory")
