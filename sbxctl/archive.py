@@ -5,15 +5,13 @@ names at the top of the tar, so that an operator need not say it.
 """
 
 import os
-import stat
-import tarfile
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import BinaryIO, NamedTuple, cast
+from typing import NamedTuple
 
-from sbxctl.rootfs import plain_tar
+from sbxctl import tars
+from sbxctl.tars import Pieces, Reading
 from sbxd.oci.tar import BadArchive, TarReader
 from sbxd.port.errors import ExecutionRejected, RejectedCode
 from sbxd.wire.messages import ImageFormat
@@ -27,33 +25,42 @@ _ROOT_FOLDERS = frozenset(
 
 
 class Prepared(NamedTuple):
-    """A plain tar at offset 0, and what it is."""
+    """A plain tar, by a function that reads it from its beginning (a piece may be empty); its size
+    in bytes; what it is."""
 
-    tar: BinaryIO
+    pieces: Callable[[], Pieces]
+    size: int
     format: ImageFormat
 
 
 @contextmanager
 def prepared(source: Path, format: ImageFormat | None) -> Iterator[Prepared]:
-    """The tar to upload for `source`. format: None to tell it by the names in it.
+    """The tar to upload for `source`, measured. format: None to tell it by the names in it.
 
-    Raises ExecutionRejected(INVALID_IMAGE) for what is no tar.
+    Raises ExecutionRejected(INVALID_IMAGE) for what is no tar, or one that is too large.
     """
-    if format is not ImageFormat.ROOTFS and (source / "oci-layout").is_file():
-        with tempfile.TemporaryFile() as out:
-            _pack_layout(source, cast(BinaryIO, out))
-            out.seek(0)
-            yield Prepared(cast(BinaryIO, out), ImageFormat.ARCHIVE)
-        return
-    with plain_tar(source) as tar:
-        yield Prepared(tar, format or _format_of(tar))
+    with ExitStack() as held:
+        if source.is_dir():
+            directory = tars.open_directory(source)
+            held.callback(os.close, directory)
+            if format is not ImageFormat.ROOTFS and (source / "oci-layout").is_file():
+                found, format = tars.of_layout(directory), ImageFormat.ARCHIVE
+            else:
+                found = tars.of_directory(directory)
+        else:
+            found = tars.of_file(held.enter_context(source.open("rb")))
+        reading = Reading(found.pieces())
+        if format is None:
+            format = _format_of(found, reading)
+        size = reading.measure() if found.size is None else found.size
+        yield Prepared(found.pieces, size, format)
 
 
-def _format_of(tar: BinaryIO) -> ImageFormat:
-    def skip(size: int) -> None:
-        tar.seek(size, os.SEEK_CUR)
-
-    reader = TarReader(tar.read, skip=skip)
+def _format_of(source: tars.Source, reading: Reading) -> ImageFormat:
+    reader = TarReader(reading.read)
+    if (file := source.file) is not None:  # contents can be passed over
+        file.seek(0)
+        reader = TarReader(file.read, skip=lambda size: file.seek(size, os.SEEK_CUR))
     seen: set[bytes] = set()
     try:
         while (entry := reader.next()) is not None:
@@ -66,25 +73,5 @@ def _format_of(tar: BinaryIO) -> ImageFormat:
         raise ExecutionRejected(
             RejectedCode.INVALID_IMAGE, f"this tar is refused: {problem}"
         ) from problem
-    finally:
-        tar.seek(0)
     is_archive = seen >= _LAYOUT or _SAVED in seen
     return ImageFormat.ARCHIVE if is_archive else ImageFormat.ROOTFS
-
-
-def _pack_layout(directory: Path, out: BinaryIO) -> None:
-    """The layout's two documents and its blobs; links and everything else stay behind."""
-    blobs = directory / "blobs" / "sha256"
-    names = ["oci-layout", "index.json"]
-    if blobs.is_dir():
-        names += sorted(f"blobs/sha256/{path.name}" for path in blobs.iterdir())
-    with tarfile.open(fileobj=out, mode="w", format=tarfile.PAX_FORMAT) as archive:
-        for name in names:
-            path = directory / name
-            if path.is_symlink() or not path.is_file():
-                continue
-            with path.open("rb") as content:
-                member = tarfile.TarInfo(name)
-                member.size = os.fstat(content.fileno()).st_size
-                if stat.S_ISREG(os.fstat(content.fileno()).st_mode):
-                    archive.addfile(member, content)

@@ -1,23 +1,21 @@
 """`sbxctl image`: build, import, pull, ls, rm, prune. An image is named by its digest; tags are
 refused."""
 
-import os
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import BinaryIO
 
 import click
 import trio
 
-from sbxctl.archive import prepared
+from sbxctl.archive import Prepared, prepared
 from sbxctl.exits import Exit
 from sbxctl.pull import pull
 from sbxctl.report import print_json, show_images
-from sbxctl.rootfs import build_debian, plain_tar
+from sbxctl.rootfs import build_debian
 from sbxctl.session import run_verb
 from sbxctl.units import ImageDigest, human_bytes
 from sbxd.client.admin import AdminClient
@@ -25,7 +23,6 @@ from sbxd.port.errors import ExecutionRejected, RejectedCode
 from sbxd.wire.descriptions import ImageInfo
 from sbxd.wire.messages import ImageFormat
 
-_CHUNK = 256 * 1024
 _BLOCK = 512
 _LABEL_MAX = 512
 DEFAULT_PACKAGES = ("python3", "ca-certificates")
@@ -38,14 +35,13 @@ def image() -> None:
 
 async def _upload(
     admin: AdminClient,
-    tar: BinaryIO,
+    tar: Prepared,
     *,
-    format: ImageFormat = ImageFormat.ROOTFS,
     reference: str | None = None,
     digest: str | None = None,
     label: str,
 ) -> ImageInfo:
-    size = os.fstat(tar.fileno()).st_size
+    size = tar.size
     if size < _BLOCK:
         raise ExecutionRejected(RejectedCode.INVALID_IMAGE, "this is no tar: it is too short")
     with click.progressbar(
@@ -53,16 +49,18 @@ async def _upload(
     ) as bar:
 
         async def chunks() -> AsyncIterator[bytes]:
-            while chunk := await trio.to_thread.run_sync(tar.read, _CHUNK):
-                yield chunk
-                bar.update(len(chunk))
+            pieces = tar.pieces()
+            while (chunk := await trio.to_thread.run_sync(next, pieces, None)) is not None:
+                if chunk:
+                    yield chunk
+                    bar.update(len(chunk))
             bar.label = "checking and unpacking"
             bar.render_progress()
 
         return await admin.image_import(
             chunks(),
             size,
-            format=format,
+            format=tar.format,
             reference=reference,
             expected_digest=digest,
             label=label[:_LABEL_MAX],
@@ -120,8 +118,7 @@ def import_(
             found = await trio.to_thread.run_sync(held.enter_context, prepared(path, format))
             imported = await _upload(
                 admin,
-                found.tar,
-                format=found.format,
+                found,
                 reference=reference,
                 digest=digest,
                 label=label or reference or path.name,
@@ -149,10 +146,8 @@ def pull_(socket: str, digest: str | None, label: str, as_json: bool, reference:
         note = f"{label} ({pulled.origin})" if label else pulled.origin
 
         async def verb(admin: AdminClient) -> int:
-            with pulled.path.open("rb") as tar:
-                found = await _upload(
-                    admin, tar, format=ImageFormat.ARCHIVE, digest=digest, label=note
-                )
+            with prepared(pulled.path, ImageFormat.ARCHIVE) as tar:
+                found = await _upload(admin, tar, digest=digest, label=note)
             return _imported(found, as_json=as_json)
 
         run_verb(socket, verb)
@@ -179,7 +174,7 @@ def build(
             await trio.to_thread.run_sync(
                 partial(build_debian, tar_path, suite=suite, packages=chosen)
             )
-            with plain_tar(tar_path) as tar:
+            with prepared(tar_path, ImageFormat.ROOTFS) as tar:
                 found = await _upload(admin, tar, label=f"debian {suite}: {' '.join(chosen)}")
         return _imported(found, as_json=as_json)
 

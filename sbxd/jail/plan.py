@@ -76,7 +76,8 @@ class StewardPlan:
     """What a steward is built from whose environment has a kernel of its own.
 
     Descriptors are borrowed. workspace_fd: a detached mount of the volume, id-mapped, used up.
-    user_namespace_fd: one that maps the environment's block.
+    user_namespace_fd: one that maps the environment's block. memory_bytes: of a process that is
+    built like a steward to work for the helper alone; it has no more, and dies with the helper.
     """
 
     hostname: str
@@ -85,6 +86,7 @@ class StewardPlan:
     steward_leaf_fd: int
     steward_channel_fd: int
     seccomp_steward: bytes
+    memory_bytes: int | None = None
 
 
 @dataclass(frozen=True)

@@ -54,9 +54,13 @@ class Intermediate:
     pidfd = -1
 
     def __init__(
-        self, hostname: str, seccomp_steward: bytes, serve: Serve = serve_workspace
+        self,
+        hostname: str,
+        seccomp_steward: bytes,
+        serve: Serve = serve_workspace,
+        memory_bytes: int | None = None,
     ) -> None:
-        """Fork it. Raises JailError, OSError."""
+        """Fork it. memory_bytes: see StewardPlan. Raises JailError, OSError."""
         if not seccomp_steward or len(seccomp_steward) % _SOCK_FILTER_BYTES:
             raise JailError("check_the_plan", errno.EINVAL, "a seccomp program is missing or cut")
         self._gate, theirs = Gate.pair()
@@ -64,7 +68,7 @@ class Intermediate:
         parent = os.getpid()
         self._own_pid = os.fork()
         if self._own_pid == 0:
-            _intermediate(hostname, seccomp_steward, serve, theirs, parent)
+            _intermediate(hostname, seccomp_steward, serve, memory_bytes, theirs, parent)
         theirs.close()
 
     def copy(self, workspace_fd: int) -> int:
@@ -125,7 +129,12 @@ class Intermediate:
 
 
 def _intermediate(
-    hostname: str, seccomp_steward: bytes, serve: Serve, gate: Gate, parent: int
+    hostname: str,
+    seccomp_steward: bytes,
+    serve: Serve,
+    memory_bytes: int | None,
+    gate: Gate,
+    parent: int,
 ) -> NoReturn:
     """Not by `receive`: what the helper does in between has deadlines of its own."""
     try:
@@ -142,7 +151,7 @@ def _intermediate(
         mounts.detach(workspace)
         gate.send(_COPIED, (given,))
         _, (users, leaf, channel, its_gate) = gate.receive_when_it_comes(_WORD_BYTES, 4)
-        plan = StewardPlan(hostname, kept, users, leaf, channel, seccomp_steward)
+        plan = StewardPlan(hostname, kept, users, leaf, channel, seccomp_steward, memory_bytes)
         pid, pidfd = syscalls.clone3(_NAMESPACES | CLONE_PARENT, leaf)
         if pid == 0:
             its_end = Gate(socket.socket(fileno=its_gate))

@@ -155,9 +155,14 @@ def join_a_new_keyring(_: StewardContext) -> None:
     syscalls.keyctl_join_session_keyring()
 
 
-def set_limits(_: StewardContext) -> None:
-    """No process or thread of its own, no core, few descriptors."""
+def set_limits(context: StewardContext) -> None:
+    """No process or thread of its own, no core, few descriptors; the memory of the plan, if any."""
     identity.set_rlimits(RLIMITS)
+    plan = context.plan
+    if isinstance(plan, StewardPlan) and plan.memory_bytes is not None:
+        identity.set_rlimits({"AS": (plan.memory_bytes, plan.memory_bytes)})
+        # After the last change of credentials; if the helper is gone already, so is the gate.
+        syscalls.prctl(syscalls.PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def keep_two_descriptors(context: StewardContext) -> None:

@@ -26,6 +26,7 @@ class Filters(NamedTuple):
     workload: bytes
     init: bytes
     steward: bytes
+    unpacker: bytes = b""
     named: Mapping[str, bytes] = {}
     refused: Mapping[str, str] = {}
 

@@ -1,6 +1,7 @@
 """Which slow verbs run now and which wait: bounded helpers per lane, first come first served.
 
-Ending never waits behind building: each lane has helpers of its own.
+Ending never waits behind building, and a question never behind an image: each lane has helpers of
+its own.
 """
 
 import time
@@ -15,12 +16,14 @@ QUEUE_MAX = 8192
 
 
 class Lane(StrEnum):
-    """BUILD: preparations. END: destructions. SHARE: weights. REST: images, inventory, probe.
-    ERASE: what is left of the dead."""
+    """BUILD: preparations. END: destructions. SHARE: weights. UNPACK and DROP: images. REST:
+    inventory, probe. ERASE: what is left of the dead."""
 
     BUILD = "build"
     END = "end"
     SHARE = "share"
+    UNPACK = "unpack"
+    DROP = "drop"
     REST = "rest"
     ERASE = "erase"
 
@@ -54,6 +57,8 @@ class Pool:
             Lane.BUILD: width,
             Lane.END: width,
             Lane.SHARE: 1,
+            Lane.UNPACK: 2,
+            Lane.DROP: 1,
             Lane.REST: 2,
             Lane.ERASE: 1,
         }

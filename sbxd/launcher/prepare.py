@@ -226,7 +226,7 @@ def begin_scope(
     """Have PID 1 put a scope around the anchor; what is returned waits until it has. limits: the
     most that the environment can ever have. Both raise OSError."""
     properties = systemd.scope_properties(
-        request.environment_id, anchor, limits, request.back_stop_seconds
+        f"environment {request.environment_id}", anchor, limits, request.back_stop_seconds
     )
     manager = held.enter_context(systemd.connect())
     job = manager.start_scope(hostpaths.scope_name(request.environment_id), properties)

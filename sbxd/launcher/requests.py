@@ -213,7 +213,7 @@ class Destroy(LauncherMessage, frozen=True, tag="destroy", kw_only=True):
     """
 
     environment_id: EnvironmentIdField
-    party: Annotated[int, Meta(ge=0, lt=2**32)] = 0
+    party: Annotated[int, Meta(ge=0, le=2**32 - 1)] = 0
 
 
 class Erasing(LauncherMessage, frozen=True, tag="erasing", kw_only=True):

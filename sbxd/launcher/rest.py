@@ -1,5 +1,6 @@
 """The other slow verbs (run in helpers): images, inventory, probe, shares."""
 
+from sbxd.launcher import unpacker
 from sbxd.launcher.helpers import Outcome, Report
 from sbxd.launcher.kernel import hostpaths, images, systemd, volume
 from sbxd.launcher.kernel import inventory as kernel_inventory
@@ -22,10 +23,10 @@ from sbxd.launcher.steps import Steps
 ITEMS_MAX = 400
 
 
-def image_unpack(request: ImageUnpack) -> Outcome:
-    """Raises StepFailed."""
+def image_unpack(request: ImageUnpack, seccomp: bytes) -> Outcome:
+    """seccomp: the filter of the process that unpacks. Raises StepFailed."""
     with Steps().step("image_unpack"):
-        images.unpack(request.image_digest)
+        unpacker.unpack(request.image_digest, seccomp)
     return Outcome(Report(reply=Acknowledged(ticket=request.ticket)))
 
 

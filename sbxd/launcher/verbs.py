@@ -313,11 +313,11 @@ class Verbs:
         digest = request.image_digest
         if isinstance(request, ImageDrop):
             image = self._books.begin_image_drop(request)
-            work, fresh = partial(rest.image_drop, request), True
+            work, lane, fresh = partial(rest.image_drop, request), Lane.DROP, True
         else:
             image = self._books.image(digest)
             fresh = image.move(ImageTrigger.UNPACK) is ImageState.SETTLED
-            work = partial(rest.image_unpack, request)
+            work, lane = partial(rest.image_unpack, request, self._filters.unpacker), Lane.UNPACK
         image.waiters.append(request.ticket)
         if not fresh:
             return
@@ -333,7 +333,7 @@ class Verbs:
             for ticket in tickets:
                 self._reply(msgspec.structs.replace(reply, ticket=ticket))
 
-        job = Job(Lane.REST, request.ticket, UNPACK_SECONDS, work, ended)
+        job = Job(lane, request.ticket, UNPACK_SECONDS, work, ended)
         self._client_jobs.add(job)
         self._submit(job)
 

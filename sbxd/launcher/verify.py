@@ -99,9 +99,12 @@ def _filters(fields: Mapping[str, str]) -> int:
     return int(count)
 
 
-def verify_process(pid: int, ids: IdBlock, cgroup_path: str, process: Process) -> None:
-    """Raises NotConfined, or OSError when the process is gone."""
-    _check_maps(pid, ids.map_lines())
+def verify_process(
+    pid: int, ids: IdBlock, cgroup_path: str, process: Process, lines: str | None = None
+) -> None:
+    """lines: of its map, when it has more than the block's. Raises NotConfined, or OSError when
+    the process is gone."""
+    _check_maps(pid, lines or ids.map_lines())
     own = os.getpid()
     for name in NAMESPACES:
         if _namespace(pid, name) == _namespace(own, name):

@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 BLOCK = 512
 HEADER_BYTES_MAX = 1024 * 1024
+ENTRY_BYTES_MAX = 2**40  # of an entry's content; what lies behind more, no file can be asked for
 RECORDS_MAX = 1024
 PATH_BYTES_MAX = 4095
 PART_BYTES_MAX = 255
@@ -68,7 +69,7 @@ class TarReader:
     """
 
     def __init__(
-        self, read: Callable[[int], bytes], *, skip: Callable[[int], None] | None = None
+        self, read: Callable[[int], bytes], *, skip: Callable[[int], object] | None = None
     ) -> None:
         self._source = read
         self._skip = skip
@@ -140,6 +141,8 @@ class TarReader:
         size = _decimal(pax[b"size"]) if b"size" in pax else size
         if kind is not Kind.FILE:
             size = 0  # a number there is a hint; no content follows
+        if size > ENTRY_BYTES_MAX:
+            raise BadArchive("an entry is too large")
         if b"\0" in name or b"\0" in link:
             raise BadArchive("a name holds NUL")
         self._left = size

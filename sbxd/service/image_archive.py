@@ -123,9 +123,13 @@ class Archive:
         config_digest = _digest(config_raw)
         digests = [_hex(config_digest)]
         _write(folder / digests[0], config_raw)
-        layers = []
+        layers: list[Descriptor] = []
+        copied: dict[tuple[_Member, str], Descriptor] = {}
         for name, unpacked in zip(saved.layers, config.rootfs.diff_ids, strict=True):
             member = self._member(name)
+            if (again := copied.get((member, unpacked))) is not None:
+                layers.append(again)
+                continue
             self._file.seek(member.at)
             media_type = media.layer_type(self._file.read(min(4, member.size)))
             partial = folder / "layer"
@@ -136,6 +140,7 @@ class Archive:
             partial.rename(folder / _hex(digest))
             digests.append(_hex(digest))
             layers.append(Descriptor(media_type=media_type, digest=digest, size=size))
+            copied[member, unpacked] = layers[-1]
         manifest = Manifest(
             schema_version=2,
             media_type=media.MANIFEST,

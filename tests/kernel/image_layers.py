@@ -5,11 +5,14 @@ import hashlib
 import io
 import tarfile
 from collections.abc import Callable, Mapping
+from functools import cache
 from pathlib import Path
 
 import msgspec
 import zstandard
 
+from sbxd.launcher import unpacker
+from sbxd.launcher.kernel.seccomp import ProfileName, compile_profile, profile_text
 from sbxd.oci import media
 from sbxd.oci.media import Compression
 
@@ -106,3 +109,14 @@ def entry(
 
 def rootfs(state: Path, digest: str) -> Path:
     return state / "unpacked" / digest.removeprefix("sha256:") / "rootfs"
+
+
+@cache
+def seccomp() -> bytes:
+    """The filter of the process that unpacks."""
+    return compile_profile(profile_text(ProfileName.UNPACKER)).bpf
+
+
+def unpack(digest: str) -> None:
+    """Have the image unpacked as the launcher does."""
+    unpacker.unpack(digest, seccomp())

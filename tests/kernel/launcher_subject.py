@@ -15,7 +15,7 @@ from typing import NamedTuple
 import msgspec
 import trio
 
-from sbxd.launcher.kernel import hostpaths, images
+from sbxd.launcher.kernel import hostpaths
 from sbxd.mechanism.namespaces import NamespacesMechanism, open_namespaces
 from sbxd.mechanism.namespaces_sandbox import NamespacesSandbox
 from sbxd.mechanism.protocol import (
@@ -28,7 +28,7 @@ from sbxd.mechanism.protocol import (
 from sbxd.oci import media
 from sbxd.port.ids import EnvironmentId
 from sbxd.port.limits import MIB, IoCeilings, ResourceLimits
-from tests.kernel.image_layers import config_text
+from tests.kernel.image_layers import config_text, unpack
 from tests.pacing import next_look
 
 TAR = Path("/var/cache/sbxd-lab/image.tar")
@@ -51,7 +51,7 @@ def fresh_id() -> EnvironmentId:
 
 def unpacked_image() -> str:
     """The digest of the lane's image, in the store and unpacked."""
-    blobs = Path(hostpaths.images_directory()) / "blobs" / "sha256"
+    blobs = Path(hostpaths.STATE_DIRECTORY) / "images" / "blobs" / "sha256"
     blobs.mkdir(parents=True, exist_ok=True)
     with TAR.open("rb") as file:
         layer = hashlib.file_digest(file, "sha256").hexdigest()
@@ -77,7 +77,7 @@ def unpacked_image() -> str:
         ],
     }
     digest = put(msgspec.json.encode(manifest))
-    images.unpack(digest)
+    unpack(digest)
     return digest
 
 

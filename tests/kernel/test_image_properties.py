@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from sbxd.launcher.kernel import hostpaths, images
 from sbxd.launcher.kernel.image_tar import MOUNT_POINTS
-from tests.kernel.image_layers import entry, put_image, rootfs, tar_of
+from tests.kernel.image_layers import entry, put_image, rootfs, tar_of, unpack
 
-pytestmark = pytest.mark.needs("root")
+pytestmark = pytest.mark.needs("root", "systemd")
 
 Tree = dict[str, bytes | None]  # a directory is None
 SLOW = settings(
@@ -102,7 +102,7 @@ def test_layers_are_laid_as_the_model_says(
         marker = (entry(f"{prefix}.wh.{name or '.wh..opq'}"), b"")
         members.insert(data.draw(st.integers(0, len(members))), marker)
     digest = put_image(state, tar_of(*(_member(*each) for each in lower.items())), tar_of(*members))
-    images.unpack(digest)
+    unpack(digest)
     assert on_disk(rootfs(state, digest)) == laid(lower, upper, whiteouts)
     images.drop(digest)
     assert list((state / "unpacked").iterdir()) == []
@@ -144,7 +144,7 @@ def test_no_layers_whatever_change_anything_outside_their_root(
     outside.write_text("untouched")
     digest = put_image(state, *(tar_of(*members) for members in layers))
     try:
-        images.unpack(digest)
+        unpack(digest)
     except ValueError:
         assert list((state / "unpacked").iterdir()) == []
     else:

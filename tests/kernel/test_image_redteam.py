@@ -14,8 +14,9 @@ from pathlib import Path
 import pytest
 import zstandard
 
-from sbxd.launcher.kernel import hostpaths, image_tar, images
-from sbxd.launcher.kernel.images import DigestMismatch
+from sbxd.launcher import unpacker
+from sbxd.launcher.kernel import hostpaths, image_layers, image_tar, images
+from sbxd.launcher.unpacker import DigestMismatch
 from sbxd.oci.media import Compression
 from tests.kernel.hostile_layers import ATTACKS, END, FILE, FOLDER, Member, header
 from tests.kernel.image_layers import (
@@ -27,9 +28,10 @@ from tests.kernel.image_layers import (
     put_packed,
     rootfs,
     tar_of,
+    unpack,
 )
 
-pytestmark = pytest.mark.needs("root")
+pytestmark = pytest.mark.needs("root", "systemd")
 
 
 @pytest.fixture
@@ -44,12 +46,12 @@ def test_a_hostile_layer_is_refused_whole_and_its_neighbour_unpacks(name: str, s
     attack = ATTACKS[name]
     digest = put_image(state, attack.layer)
     with pytest.raises(ValueError, match=f"layer 1.*{attack.says}"):
-        images.unpack(digest)
+        unpack(digest)
     assert list((state / "unpacked").iterdir()) == []
     with pytest.raises(FileNotFoundError):
         images.mount(digest)
     assert {path.name for path in state.iterdir()} == {"images", "unpacked"}
-    images.unpack(put_image(state, attack.neighbour))
+    unpack(put_image(state, attack.neighbour))
 
 
 def test_links_may_point_anywhere_and_are_never_followed(state: Path) -> None:
@@ -73,7 +75,7 @@ def test_links_may_point_anywhere_and_are_never_followed(state: Path) -> None:
 
 def unpacked(state: Path, *layers: bytes) -> str:
     digest = put_image(state, *layers)
-    images.unpack(digest)
+    unpack(digest)
     return digest
 
 
@@ -186,7 +188,7 @@ def test_a_whiteout_of_what_is_not_there_is_nothing(state: Path) -> None:
 def test_a_whiteout_behind_a_link_that_leaves_the_root_is_refused(state: Path) -> None:
     digest = put_image(state, LOWER, tar_of((entry("way/.wh.passwd"), b"")))
     with pytest.raises(ValueError, match=r"layer 2.*leaves the root"):
-        images.unpack(digest)
+        unpack(digest)
 
 
 def test_an_upper_directory_in_place_of_a_lower_link_holds_what_is_put_there(state: Path) -> None:
@@ -202,10 +204,10 @@ def test_depth_cannot_be_gained_by_links(state: Path) -> None:
         (entry(f"{deep}/x"), b""),
         (entry("door", tarfile.SYMTYPE, deep), b""),
     ]
-    images.unpack(put_image(state, tar_of(*members, (entry("door/b/c"), b""))))
+    unpack(put_image(state, tar_of(*members, (entry("door/b/c"), b""))))
     hostile = put_image(state, tar_of(*members, (entry(f"door/{deep}/y"), b"")))
     with pytest.raises(ValueError, match="deep"):
-        images.unpack(hostile)
+        unpack(hostile)
     assert len(list((state / "unpacked").iterdir())) == 1
 
 
@@ -226,7 +228,7 @@ def test_a_bomb_is_stopped_by_what_it_announces(state: Path) -> None:
     packed = bomb(20_000)
     digest = put_packed(state, packed, compression=Compression.GZIP, config=config_of(b"x"))
     with pytest.raises(ValueError, match="too large"):
-        images.unpack(digest)
+        unpack(digest)
     assert list((state / "unpacked").iterdir()) == []
 
 
@@ -239,10 +241,10 @@ def test_a_bomb_that_announces_little_is_stopped_by_what_it_gives(
         layer = tar_of((entry("x"), b"x")) + bytes(size)
         digest = put_image(state, layer, compression=Compression.GZIP)
         if fits:
-            images.unpack(digest)
+            unpack(digest)
         else:
             with pytest.raises(ValueError, match="too large"):
-                images.unpack(digest)
+                unpack(digest)
 
 
 @pytest.mark.parametrize("what", ["entries", "bytes"])
@@ -255,21 +257,57 @@ def test_an_image_may_take_only_so_much_over_all_its_layers(
     else:
         monkeypatch.setattr(image_tar, "BYTES_MAX", 200_000)
         layers = [tar_of((entry(f"{n}"), bytes(80_000))) for n in range(3)]
-    images.unpack(put_image(state, *layers[:2]))
+    unpack(put_image(state, *layers[:2]))
     with pytest.raises(ValueError, match=r"layer 3 is refused.*too large"):
-        images.unpack(put_image(state, *layers))
+        unpack(put_image(state, *layers))
+
+
+def test_a_layer_that_is_listed_in_a_row_is_laid_once(state: Path) -> None:
+    """128 times the same: it would not fit 128 times."""
+    layer = tar_of((entry("large"), bytes(2**20)), (entry("small"), b"x"))
+    digest = put_image(state, *[layer] * 128)
+    asked: list[str] = []
+    of_the_store = hostpaths.open_blob
+
+    def noted(blobs: int, name: str) -> int:
+        asked.append(name)
+        return of_the_store(blobs, name)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(hostpaths, "open_blob", noted)
+        unpack(digest)
+    assert len(asked) == 3, "the manifest, the configuration and one layer"
+    assert (rootfs(state, digest) / "small").read_bytes() == b"x"
+
+
+def test_layers_that_are_listed_again_cost_no_more_than_the_image_once_more(
+    state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(image_layers, "_AGAIN_BYTES", 100_000)
+    large = tar_of((entry("large"), bytes(2**20)))
+    small = tar_of((entry("small"), b"x"), (entry(".wh.large"), b""))
+    unpack(put_image(state, large, small, large))  # the control: an honest image may
+    with pytest.raises(ValueError, match=r"layer 5, which is listed again, is .*too large"):
+        unpack(put_image(state, *[large, small] * 64))
+
+
+def test_a_layer_that_is_listed_again_is_laid_over_what_came_between(state: Path) -> None:
+    lower = tar_of((entry("file"), b"first"))
+    upper = tar_of((entry("file"), b"second"))
+    assert (rootfs(state, unpacked(state, lower, upper, lower)) / "file").read_bytes() == b"first"
+    assert (rootfs(state, unpacked(state, lower, lower, upper)) / "file").read_bytes() == b"second"
 
 
 def test_an_image_never_takes_all_that_is_free(
     state: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(images, "_FREE_SHARE", 0.0)
+    monkeypatch.setattr(unpacker, "_FREE_SHARE", 0.0)
     digest = put_image(state, tar_of((entry("x"), b"x")))
     with pytest.raises(ValueError, match="too large"):
-        images.unpack(digest)
+        unpack(digest)
     monkeypatch.undo()
     monkeypatch.setattr(hostpaths, "STATE_DIRECTORY", str(state))
-    images.unpack(digest)
+    unpack(digest)
 
 
 @pytest.mark.parametrize("what", ["bytes_kept", "entries_kept"])
@@ -281,14 +319,14 @@ def test_what_others_take_of_the_disk_meanwhile_is_not_this_images(
     of_the_disk = image_tar.room_of
     taken = {"value": 2**60}
     monkeypatch.setattr(
-        images, "room_of", lambda *given: of_the_disk(*given)._replace(**{what: taken["value"]})
+        unpacker, "room_of", lambda *given: of_the_disk(*given)._replace(**{what: taken["value"]})
     )
     with pytest.raises(OSError, match="No space left") as caught:
-        images.unpack(digest)
+        unpack(digest)
     assert caught.value.errno == errno.ENOSPC
     assert not list((state / "unpacked").glob("*"))
     taken["value"] = 1
-    images.unpack(digest)
+    unpack(digest)
 
 
 def test_a_zstd_frame_that_needs_gigabytes_of_memory_is_refused(state: Path) -> None:
@@ -300,8 +338,8 @@ def test_a_zstd_frame_that_needs_gigabytes_of_memory_is_refused(state: Path) -> 
     packed = bytes(frame)
     digest = put_packed(state, packed, compression=Compression.ZSTD, config=config_of(layer))
     with pytest.raises(ValueError, match="zstd"):
-        images.unpack(digest)
-    images.unpack(put_image(state, layer, compression=Compression.ZSTD))
+        unpack(digest)
+    unpack(put_image(state, layer, compression=Compression.ZSTD))
 
 
 # --- what the blobs say -------------------------------------------------------------------------
@@ -324,9 +362,9 @@ def test_a_damaged_packed_layer_is_refused(damage: Callable[[bytes], bytes], sta
         state, damage(packed), compression=Compression.GZIP, config=config_of(layer)
     )
     with pytest.raises(ValueError, match="layer 1 is refused"):
-        images.unpack(hostile)
+        unpack(hostile)
     members = packed + gzip.compress(b"") + bytes(700)
-    images.unpack(put_packed(state, members, compression=Compression.GZIP, config=config_of(layer)))
+    unpack(put_packed(state, members, compression=Compression.GZIP, config=config_of(layer)))
 
 
 def test_a_layer_that_unpacks_to_something_else_is_refused(state: Path) -> None:
@@ -334,8 +372,8 @@ def test_a_layer_that_unpacks_to_something_else_is_refused(state: Path) -> None:
     other = tar_of((entry("x"), b"y"))
     digest = put_image(state, layer, compression=Compression.GZIP, config=config_of(other))
     with pytest.raises(ValueError, match="not what the configuration says"):
-        images.unpack(digest)
-    images.unpack(put_image(state, layer, compression=Compression.GZIP))
+        unpack(digest)
+    unpack(put_image(state, layer, compression=Compression.GZIP))
 
 
 def test_a_blob_of_another_size_than_the_manifest_says_is_refused(state: Path) -> None:
@@ -351,7 +389,7 @@ def test_a_blob_of_another_size_than_the_manifest_says_is_refused(state: Path) -
         "layers": [wrong],
     }
     with pytest.raises(DigestMismatch):
-        images.unpack(put_blob(state, msgspec.json.encode(manifest)))
+        unpack(put_blob(state, msgspec.json.encode(manifest)))
 
 
 # --- killed, and shared -------------------------------------------------------------------------
@@ -359,7 +397,7 @@ def test_a_blob_of_another_size_than_the_manifest_says_is_refused(state: Path) -
 
 def test_an_unpacker_that_is_killed_leaves_nothing_that_is_used(state: Path) -> None:
     digest = put_image(state, tar_of(FOLDER, FILE))
-    kept = images._extract
+    kept = unpacker._feed
 
     def killed(*arguments: object) -> object:
         kept(*arguments)  # type: ignore[arg-type]
@@ -368,15 +406,15 @@ def test_an_unpacker_that_is_killed_leaves_nothing_that_is_used(state: Path) -> 
     pid = os.fork()
     if pid == 0:
         try:
-            images._extract = killed  # type: ignore[assignment]
-            images.unpack(digest)
+            unpacker._feed = killed  # type: ignore[assignment]
+            unpack(digest)
         finally:
             os._exit(1)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 9
     assert [path.name.endswith(".partial") for path in (state / "unpacked").iterdir()] == [True]
     with pytest.raises(FileNotFoundError):
         images.mount(digest)
-    images.unpack(digest)
+    unpack(digest)
     os.close(images.mount(digest))
     images.drop(digest)
     assert list((state / "unpacked").iterdir()) == []

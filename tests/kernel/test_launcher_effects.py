@@ -256,7 +256,7 @@ def small_image() -> str:
         (entry("etc/same", tarfile.LNKTYPE, "etc/file"), b""),
         (entry("link", tarfile.SYMTYPE, "etc/file"), b""),
     )
-    return put_image(Path(hostpaths.images_directory()).parent, layer)
+    return put_image(Path(hostpaths.STATE_DIRECTORY), layer)
 
 
 def whole(one: Bench, image: str) -> None:

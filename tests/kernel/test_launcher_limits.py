@@ -123,7 +123,7 @@ def test_an_events_file_without_the_word_is_an_error_and_not_empty(raw: bytes) -
 
 
 def test_the_scope_is_made_of_these_properties() -> None:
-    properties = systemd.scope_properties(ENVIRONMENT, 4711, LIMITS, 3600)
+    properties = systemd.scope_properties(f"environment {ENVIRONMENT}", 4711, LIMITS, 3600)
     assert [(name.decode(), kind.decode(), value) for name, kind, value in properties] == [
         ("Description", "s", f"sbxd environment {ENVIRONMENT}".encode()),
         ("Slice", "s", b"sbx.slice"),

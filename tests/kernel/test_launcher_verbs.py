@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 
-from sbxd.launcher import destroy, prepare
+from sbxd.launcher import destroy, helpers, prepare
 from sbxd.launcher.filters import Filters
 from sbxd.launcher.helpers import Outcome, Report
 from sbxd.launcher.pool import Job, Lane, Pool, Result
@@ -24,9 +24,11 @@ from sbxd.launcher.requests import (
     Inventory,
     InventoryIs,
     LauncherReply,
+    LauncherRequest,
     Leaf,
     Prepare,
     Prepared,
+    Probe,
     Share,
     VolumeSize,
     Weight,
@@ -377,3 +379,55 @@ def test_a_report_of_the_wrong_kind_is_a_failure(bench: Bench) -> None:
     (reply,) = bench.take()
     assert isinstance(reply, Failed)
     assert reply.step == "helper"
+
+
+def started_with(monkeypatch: pytest.MonkeyPatch) -> tuple[Verbs, list[int]]:
+    """A launcher whose helpers never end, and the tickets of those that were started."""
+    started: list[int] = []
+
+    class Endless:
+        def __init__(self, number: int) -> None:
+            self.deadline = float("inf")
+            self.channel = self
+            self._number = number
+
+        def fileno(self) -> int:
+            return self._number
+
+    def fork(_: object, *, ticket: int, deadline: float) -> Endless:
+        del deadline
+        started.append(ticket)
+        return Endless(len(started))
+
+    monkeypatch.setattr(helpers, "fork", fork)
+    return Verbs(Pool(4), Filters(b"", b"", b""), lambda *_: None), started
+
+
+def test_slow_images_keep_no_other_request_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    verbs, started = started_with(monkeypatch)
+    for number in range(50):
+        digest = "sha256:" + f"{number:064x}"
+        verbs.dispatch(ImageUnpack(ticket=100 + number, image_digest=digest))
+    assert started == [100, 101], "two are unpacked at a time"
+    others: list[LauncherRequest] = [
+        Inventory(ticket=1),
+        Probe(ticket=2),
+        PREPARE,
+        Destroy(ticket=8, environment_id=OTHER),
+        Share(ticket=9, weights=()),
+        ImageDrop(ticket=10, image_digest="sha256:" + "e" * 64),
+    ]
+    for request in others:
+        verbs.dispatch(request)
+    assert started[2:] == [1, 2, 7, 1, 9, 10]  # an end has a ticket of its own: 1
+
+
+def test_slow_removals_of_images_keep_no_question_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    verbs, started = started_with(monkeypatch)
+    for number in range(5):
+        digest = "sha256:" + f"{number:064x}"
+        verbs.dispatch(ImageDrop(ticket=100 + number, image_digest=digest))
+    verbs.dispatch(Inventory(ticket=1))
+    verbs.dispatch(Probe(ticket=2))
+    verbs.dispatch(ImageUnpack(ticket=3, image_digest="sha256:" + "e" * 64))
+    assert started == [100, 1, 2, 3]

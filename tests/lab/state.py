@@ -21,10 +21,12 @@ _DECIDING = (
     "sbxd/service/image_blobs.py",
     "sbxd/service/images.py",
     "sbxd/launcher/kernel/hostpaths.py",
+    "sbxd/launcher/kernel/image_layers.py",
     "sbxd/launcher/kernel/image_stream.py",
     "sbxd/launcher/kernel/image_tar.py",
     "sbxd/launcher/kernel/images.py",
     "sbxd/launcher/kernel/uids.py",
+    "sbxd/launcher/unpacker.py",
     "tests/lab/provision",
 )
 SETTLE = (

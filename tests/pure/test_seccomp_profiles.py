@@ -205,6 +205,20 @@ def test_the_steward_has_no_way_out_of_its_volume() -> None:
     assert answer(ProfileName.STEWARD, "mmap", 0, 4096, 7) == "ENOSYS"
 
 
+def test_the_unpacker_makes_files_and_nothing_else() -> None:
+    for name in (
+        *("open", "creat", "execve", "execveat", "fork", "vfork", "clone", "clone3"),
+        *("socket", "connect", "bind", "accept4", "mount", "fsopen", "open_tree", "unshare"),
+        *("setns", "ptrace", "process_vm_readv", "bpf", "io_uring_setup", "chroot", "mknodat"),
+        *("mknod", "setuid", "setresuid", "capset", "kill", "memfd_create", "keyctl"),
+        *("recvmsg", "sendmsg", "prctl", "setrlimit", "prlimit64", "setxattr", "fsetxattr"),
+    ):
+        assert answer(ProfileName.UNPACKER, name) in ("EPERM", "ENOSYS"), name
+    for name in ("openat2", "mkdirat", "symlinkat", "linkat", "fchownat", "fchmod", "utimensat"):
+        assert answer(ProfileName.UNPACKER, name) == "ALLOW", name
+    assert answer(ProfileName.UNPACKER, "mmap", 0, 4096, 7) == "ENOSYS"
+
+
 if __name__ == "__main__":
     for each in ProfileName:
         (GOLDEN / f"seccomp-{each}.txt").write_text(truth_table(each))

@@ -2,6 +2,7 @@
 refused with nothing left, beside a neighbour that is taken."""
 
 import gzip
+import io
 import json
 import os
 import platform
@@ -20,6 +21,7 @@ from sbxd.port.errors import (
     RejectedCode,
     UnavailableCode,
 )
+from sbxd.service.image_archive import Archive
 from sbxd.service.images import ImageStore
 from sbxd.wire.descriptions import ImageHold, ImageInfo
 from sbxd.wire.messages import ImageFormat, ImageImport
@@ -471,3 +473,25 @@ async def test_a_list_that_is_taken_while_an_image_goes_is_whole(bench: Bench) -
         for _ in range(20):
             assert len(await store.list()) in (1, 2)
     assert len(await store.list()) == 1
+
+
+def test_a_layer_that_is_named_many_times_is_copied_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layer = layer_of("x")
+    files = saved(*[layer] * 128, architecture=HERE)
+    manifest = json.loads(files["manifest.json"])
+    manifest[0]["Layers"] = ["0/layer.tar"] * 128
+    files = {"0/layer.tar": layer, **files, "manifest.json": json.dumps(manifest).encode()}
+    copied: list[Path] = []
+    of_the_product = Archive._copy
+
+    def noted(self: Archive, member: object, target: Path) -> tuple[str, int]:
+        copied.append(target)
+        return of_the_product(self, member, target)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Archive, "_copy", noted)
+    taken = Archive(io.BytesIO(tar_of(files))).take(tmp_path, HERE, None)
+    assert len(copied) == 1
+    assert len(taken.manifest.layers) == 128
+    assert len(taken.blobs) == 2, "the layer and the configuration"

@@ -16,12 +16,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
+from sbxctl.archive import prepared
 from sbxctl.exits import Exit, of_kill
 from sbxctl.report import bytes_field, printable, show_changes, show_result
-from sbxctl.rootfs import build_debian, plain_tar
+from sbxctl.rootfs import build_debian
 from sbxctl.run import parse_get, parse_put, parse_variables
 from sbxctl.units import Cpus, Size, human_bytes
 from sbxd.port.command import ChangeKind, Evidence, ExecutionResult, FileChange, KillReason
+from sbxd.wire.messages import ImageFormat
 
 
 @pytest.mark.parametrize(
@@ -259,9 +261,11 @@ def _tree(root: Path) -> Path:
 
 
 def _read(source: Path) -> bytes:
-    with plain_tar(source) as tar:
-        assert tar.tell() == 0
-        return tar.read()
+    with prepared(source, ImageFormat.ROOTFS) as tar:
+        raw = b"".join(tar.pieces())
+        assert len(raw) == tar.size
+        assert raw == b"".join(tar.pieces()), "it can be read again"
+        return raw
 
 
 def test_a_tar_in_any_wrapping_gives_the_same_bytes(tmp_path: Path) -> None:

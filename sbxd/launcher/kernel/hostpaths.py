@@ -19,6 +19,7 @@ import sys
 from contextlib import suppress
 
 import sbxd
+from sbxd.jail import syscalls
 from sbxd.port.ids import ENVIRONMENT_ID_PATTERN
 
 STATE_DIRECTORY = "/var/lib/sbxd"
@@ -45,7 +46,8 @@ LIBRARY_DIRECTORY = "/usr/lib/sbxd"
 
 _ENVIRONMENT_ID = re.compile(ENVIRONMENT_ID_PATTERN)
 _SCOPE = re.compile(r"^sbx-([0-9a-f]{32})\.scope$")
-_DIGEST = re.compile(r"^sha256:([0-9a-f]{64})$")
+_DIGEST = re.compile(r"^sha256:([0-9a-f]{64})\Z")
+STRICT = syscalls.RESOLVE_BENEATH | syscalls.RESOLVE_NO_SYMLINKS | syscalls.RESOLVE_NO_MAGICLINKS
 
 
 def _checked(environment_id: str) -> str:
@@ -57,6 +59,11 @@ def _checked(environment_id: str) -> str:
 def scope_name(environment_id: str) -> str:
     """The unit of one environment."""
     return f"{SCOPE_PREFIX}{_checked(environment_id)}{SCOPE_SUFFIX}"
+
+
+def image_scope_name(word: str) -> str:
+    """The unit in which an image is unpacked; it names no environment."""
+    return f"{SCOPE_PREFIX}image-{word}{SCOPE_SUFFIX}"
 
 
 def environment_of_scope(name: str) -> str | None:
@@ -88,9 +95,38 @@ def digest_hex(image_digest: str) -> str:
     return match.group(1)
 
 
-def images_directory() -> str:
-    """The OCI layout (owned by the user sbxd: nothing in it is trusted before it is hashed)."""
-    return f"{STATE_DIRECTORY}/images"
+def open_blobs() -> int:
+    """The folder of the image store's blobs, which the user sbxd writes: reached from the state
+    directory beneath it and through no link. The caller owns the descriptor.
+
+    Raises UntrustedDirectory when it is neither the store's owner's nor root's, OSError.
+    """
+    state = os.open(STATE_DIRECTORY, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        _require_ours(state)
+        store = os.stat("images", dir_fd=state, follow_symlinks=False)
+        blobs = syscalls.openat2(state, b"images/blobs/sha256", os.O_DIRECTORY, STRICT)
+    finally:
+        os.close(state)
+    if os.fstat(blobs).st_uid not in (0, store.st_uid):
+        os.close(blobs)
+        raise UntrustedDirectory(errno.EPERM, "the image store's blobs are another user's")
+    return blobs
+
+
+def open_blob(blobs: int, image_digest: str) -> int:
+    """A blob of the store, for reading; the caller owns the descriptor. What lies there may be
+    anything: it is opened only as a regular file with one name, of the store's owner or of root.
+
+    Raises ValueError for anything else, OSError.
+    """
+    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW
+    blob = syscalls.openat2(blobs, digest_hex(image_digest).encode(), flags, STRICT)
+    found, owners = os.fstat(blob), (0, os.fstat(blobs).st_uid)
+    if stat.S_ISREG(found.st_mode) and found.st_nlink == 1 and found.st_uid in owners:
+        return blob
+    os.close(blob)
+    raise ValueError("a blob is not a regular file with one name, of the image store's owner")
 
 
 def unpacked_directory() -> str:

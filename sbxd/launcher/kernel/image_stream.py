@@ -1,15 +1,17 @@
 """What a layer's blob holds when it is unpacked, as a stream that is hashed and counted.
 
-Runs in the confined child, except `LayerStream(...)` itself, which parses nothing and is made
-before the child loses its view of the installed libraries.
+Runs in the confined process, which has no view of the installed libraries: `load_zstd` is called
+before.
 
 Invariants: the memory that a stream needs does not depend on what it says of itself; an end that
 comes too early is an error; no more than `bytes_max` are ever given out.
 """
 
 import hashlib
+import importlib
 import zlib
 from collections.abc import Callable
+from contextlib import suppress
 from typing import IO
 
 from sbxd.oci.media import Compression
@@ -20,6 +22,12 @@ _PACKED_BYTES = 32 * 1024  # small, since what follows a member is copied for ea
 _GZIP_WBITS = 31
 _ZSTD_WINDOW_BYTES_MAX = 128 * 1024 * 1024
 ZSTD_MISSING = "a layer is packed with zstd: install zstandard (Debian: python3-zstandard)"
+
+
+def load_zstd() -> None:
+    """Import the library, if there is one."""
+    with suppress(ImportError):
+        importlib.import_module("zstandard")
 
 
 class LayerStream:

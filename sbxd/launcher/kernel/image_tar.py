@@ -1,8 +1,8 @@
-"""Lay one layer over the root directory of this process (a confined child; see `images`).
+"""Lay one layer over a directory (in a confined process; see `launcher.unpacker`).
 
-The chroot and the user namespace are the boundary. Within it every path is walked by descriptor
-and beneath the root: a link that is absolute or leads out is never followed, and the last part of
-a name never is. Names are bytes and need not be UTF-8.
+That process' root and namespaces are the boundary. Within it every path is walked by descriptor
+and beneath the directory: a link that is absolute or leads out is never followed, and the last
+part of a name never is. Names are bytes and need not be UTF-8.
 
 Refused: names that are absolute or hold "..", paths through such links, hard links to anything
 but a regular file, owners outside the image's block, sparse files, more than the caps. Left out:
@@ -45,12 +45,12 @@ def safe_mode(mode: int) -> int:
     return mode & 0o1777
 
 
-def add_mount_points() -> None:
+def add_mount_points(root: int) -> None:
     """What the sandbox mounts over must be directories and no links."""
     for name in MOUNT_POINTS:
         with suppress(FileExistsError):
-            os.mkdir(name, 0o755)
-        if not stat.S_ISDIR(os.lstat(name).st_mode):
+            os.mkdir(name, 0o755, dir_fd=root)
+        if not stat.S_ISDIR(os.lstat(name, dir_fd=root).st_mode):
             raise UnsafeLayer(f"/{name} of the image is not a directory")
 
 

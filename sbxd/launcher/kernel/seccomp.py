@@ -37,6 +37,7 @@ class ProfileName(StrEnum):
     WORKLOAD = "workload"
     INIT = "init"
     STEWARD = "steward"
+    UNPACKER = "unpacker"
 
 
 @dataclass(frozen=True)

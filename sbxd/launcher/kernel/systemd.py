@@ -48,15 +48,15 @@ class Unit(NamedTuple):
 
 
 def scope_properties(
-    environment_id: str, anchor_pid: int, limits: CgroupLimits, back_stop_seconds: int
+    what: str, anchor_pid: int, limits: CgroupLimits, back_stop_seconds: int
 ) -> list[_Property]:
-    """The properties of one scope: name, D-Bus type, value. Golden-tested.
+    """The properties of one scope: name, D-Bus type, value. Golden-tested. what: it is for.
 
     The ceilings are the box's limits: the scope holds nothing but the box once it is built.
     """
     ceiling = cgroup.box_limits(limits)
     return [
-        (b"Description", b"s", f"sbxd environment {environment_id}".encode()),
+        (b"Description", b"s", f"sbxd {what}".encode()),
         (b"Slice", b"s", hostpaths.SLICE.encode()),
         (b"PIDs", b"au", [anchor_pid]),
         (b"Delegate", b"b", True),
