@@ -29,7 +29,8 @@ class McpSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     session; the daemon has its own word about both. environment: tier 1, by name and value.
     environment_file: more of it, one `NAME = "value"` a line (TOML); when it cannot be read,
     commands get none of tier 1 and the error is logged. allowed: what the tools may do; an MCP
-    client cannot approve anything besides.
+    client cannot approve anything besides. package_registries: hosts that are package registries
+    besides the public ones: reached only with PACKAGE_INSTALL among `allowed`.
     """
 
     tenant_id: TenantIdField
@@ -41,6 +42,7 @@ class McpSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     environment: dict[str, str] = {}
     environment_file: str = ""
     allowed: frozenset[SideEffect] = DEFAULT_ALLOWED
+    package_registries: tuple[str, ...] = ()
 
 
 class WorkerSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
