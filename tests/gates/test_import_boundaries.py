@@ -78,7 +78,7 @@ LAYERS = (
     Layer("sbxd.tools.mcp_server", (*PURE, "sbxd.tools", "sbxd.artifacts"), ("mcp",), SPAWNING),
     Layer("sbxd.tools.mcp_http", (*PURE, "sbxd.tools"), ("anyio", "mcp", "mcp_types", "starlette"),
           SPAWNING),
-    Layer("sbxd.tools.openai_agents", ("sbxd.tools",), ("agents",), SPAWNING),
+    Layer("sbxd.tools.openai_agents", ("sbxd.port", "sbxd.tools"), ("agents",), SPAWNING),
     Layer("sbxd.tools.openai_sandbox", (*PURE, "sbxd.client", "sbxd.tools"), ("agents",), SPAWNING),
     Layer("sbxd.tools.deepagents_backend", (*PURE, "sbxd.client", "sbxd.tools"), ("deepagents",),
           SPAWNING),

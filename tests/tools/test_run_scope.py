@@ -23,7 +23,7 @@ from sbxd.client.run_scope import (
 )
 from sbxd.fake.environment import ExecuteCall, FakeExecutionEnvironment
 from sbxd.fake.script import Outcome, Script
-from sbxd.port.command import ExecutionCommand
+from sbxd.port.command import ExecutionCommand, ExecutionResult
 from sbxd.port.environment import EnvironmentHandle, EnvironmentSpec
 from sbxd.port.errors import (
     BudgetExhausted,
@@ -267,7 +267,9 @@ async def test_after_300_seconds_the_environment_is_gone_and_the_scope_with_it(
 class Holding(FakeExecutionEnvironment):
     """A fake whose commands are held over their bridge for longer than their worker waits."""
 
-    async def execute(self, environment: EnvironmentHandle, command: ExecutionCommand) -> object:  # type: ignore[override]
+    async def execute(
+        self, environment: EnvironmentHandle, command: ExecutionCommand
+    ) -> ExecutionResult:
         await super().execute(environment, command)
         raise BridgeHoldExceeded("no answer within 300 seconds")
 
