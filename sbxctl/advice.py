@@ -64,6 +64,10 @@ ADVICE = {
         "The name resolves to an address of this host, or on its links.",
         "No setting permits it. Put the service behind a router of this host.",
     ),
+    "host_network_unknown": Advice(
+        "The kernel did not say whether an address is on this host's links.",
+        "See whether sbxd may use AF_NETLINK sockets (RestrictAddressFamilies= of its unit).",
+    ),
     "page_not_public_https": Advice(
         "A resource of a page is not public HTTPS (worker's guard only).",
         "None: the rule is of the code.",

@@ -52,6 +52,7 @@ _STEPS: tuple[tuple[str, frozenset[EgressRefusal]], ...] = (
                 EgressRefusal.ADDRESS_MALFORMED,
                 EgressRefusal.ADDRESS_REFUSED,
                 EgressRefusal.HOST_NETWORK,
+                EgressRefusal.HOST_NETWORK_UNKNOWN,
             }
         ),
     ),

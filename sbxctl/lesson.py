@@ -40,6 +40,7 @@ _BY_ADDRESS = frozenset(
         EgressRefusal.ADDRESS_MALFORMED,
         EgressRefusal.ADDRESS_REFUSED,
         EgressRefusal.HOST_NETWORK,
+        EgressRefusal.HOST_NETWORK_UNKNOWN,
     }
 )
 

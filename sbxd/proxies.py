@@ -10,6 +10,7 @@ Deliberately absent: decisions (`sbxd.egress`), and when a command has the netwo
 (`sbxd.lifecycle`, `sbxd.policy.network`).
 """
 
+import errno
 import os
 import socket
 from collections.abc import AsyncIterator
@@ -37,7 +38,8 @@ from sbxd.egress.decisions import (
     RecordUnavailable,
     TunnelClosed,
 )
-from sbxd.egress.host_network import HostNetworkWatch
+from sbxd.egress.dialling import Dialler
+from sbxd.egress.host_network import HostNetworkWatch, Read
 from sbxd.egress.listening import ListenerUnusable, Listening
 from sbxd.egress.proxy import Proxy, ProxyParts
 from sbxd.egress.relay import Relay
@@ -45,6 +47,7 @@ from sbxd.egress.resolver import Resolver
 from sbxd.lifecycle.network import EnvironmentNetwork, NetworkUse
 from sbxd.mechanism.protocol import MechanismError
 from sbxd.policy.egress import Allowed, Refused
+from sbxd.policy.routes import Answers, Ask, Flow, HostNetworkUnknown, LiveHostNetwork
 from sbxd.port.egress import EgressMode
 from sbxd.port.ids import EnvironmentId, RunId, TenantId
 from sbxd.service.egress import EgressState
@@ -237,20 +240,36 @@ async def open_proxies(settings: EgressSettings, audit: AuditSink) -> AsyncItera
     Raises HostNetworkUnreadable where destinations are configured and the host's own network, which
     they must not lead to, cannot be read.
     """
-    host_network = HostNetworkWatch()
+    is_open = settings.mode is EgressMode.ALLOWLIST
+    ask, read = _kernel() if is_open else (_nobody_asks, frozenset)
+    watched = HostNetworkWatch(read)
+    host_network = LiveHostNetwork(ask, lambda: watched.current)
     parts = ProxyParts(
         settings=settings,
         resolver=Resolver(seconds=settings.resolve_seconds),
         relay=Relay(),
-        host_network=lambda: host_network.current,
+        host_network=host_network,
+        dial=Dialler(host_network).dial,
     )
-    if settings.mode is EgressMode.ALLOWLIST:
-        host_network.refresh()
+    if is_open:
+        watched.refresh()
     async with trio.open_nursery() as nursery:
-        if settings.mode is EgressMode.ALLOWLIST:
-            nursery.start_soon(host_network.watch)
-        yield Proxies(parts, host_network, audit, nursery)
+        if is_open:
+            nursery.start_soon(watched.watch)
+        yield Proxies(parts, watched, audit, nursery)
         nursery.cancel_scope.cancel()
+
+
+def _kernel() -> tuple[Ask, Read]:
+    """The adapter to route netlink. Imported here since mode deny, the default, has no use for it
+    and it takes memory."""
+    from sbxd.egress import netlink
+
+    return netlink.ask_kernel, netlink.read_prefixes
+
+
+def _nobody_asks(flow: Flow) -> Answers:
+    raise HostNetworkUnknown(errno.EPERM, "mode deny: no route is asked for")
 
 
 def event_of(record: Record, origin: Origin) -> AuditEvent:

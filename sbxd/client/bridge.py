@@ -29,7 +29,8 @@ BridgeHandler = Callable[[bytes], Awaitable[bytes]]
 
 
 class BridgeHoldExceeded(Exception):
-    """The handler did not answer within `approval_hold_seconds`: the run is to be suspended."""
+    """The handler did not answer within `approval_hold_seconds`: the run is to be suspended.
+    `RunScope.execute` does so, and raises HoldExceeded."""
 
 
 class ServedBridge:

@@ -1,11 +1,13 @@
 """The worker's outbound guard: dial for a tenant only what the policy and the addresses permit.
 
-    guard = Guard(policy, host_network)
+    guard = Guard(policy)
     stream = await guard.connect("mcp.example.com", 443)
 
 The second of the two callers of `sbxd.policy.egress.evaluate` (the sandbox proxy is the first).
-Invariants: an address is dialled only if it was judged in the same call; the peer of a new
-connection is compared with what was dialled; a name is looked up once. Deliberately absent: TLS
+Invariants: an address is dialled only if it was judged in the same call; the kernel is asked for
+its route when it is judged, right before it is dialled and once it is connected, and what the
+kernel does not say is a refusal; the peer of a new connection is compared with what was dialled; a
+name is looked up once. Deliberately absent: TLS
 (wrap the stream, with the name), a cache of decisions, proxies of the process environment.
 `guard_httpx` builds httpx transports on this.
 """
@@ -17,14 +19,18 @@ from typing import Any, TypeVar
 
 import anyio
 from anyio.abc import SocketAttribute, SocketStream
+from msgspec import structs
 
 from sbxd.client.resolver import Resolver, SystemResolver
+from sbxd.client.routes import ask_kernel
 from sbxd.policy.addresses import HostNetwork, parse_address
 from sbxd.policy.destinations import policy_problems
-from sbxd.policy.egress import Allowed, HostRule, Refused, evaluate
+from sbxd.policy.egress import Allowed, HostRule, Refused, evaluate, refused_at_dial
+from sbxd.policy.routes import Ask, Flow, HostNetworkUnknown, LiveHostNetwork, OnHostNetwork
 from sbxd.port.egress import EgressPolicy
 
 CONNECT_SECONDS = 10.0
+NOTHING_MORE = HostNetwork()
 
 Decision = Allowed | Refused
 Result = TypeVar("Result")
@@ -48,8 +54,9 @@ class Guard:
     def __init__(
         self,
         policy: EgressPolicy | HostRule,
-        host_network: HostNetwork,
+        host_network: HostNetwork = NOTHING_MORE,
         *,
+        ask: Ask = ask_kernel,
         resolver: Resolver | None = None,
         connect_seconds: float = CONNECT_SECONDS,
         on_decision: Callable[[Decision], None] | None = None,
@@ -57,8 +64,9 @@ class Guard:
         """
         Args:
             policy: the operator's, or a rule of `sbxd.policy.public_https`.
-            host_network: addresses of this machine and prefixes on its links. Required, since a
-                tenant's URL can name a neighbour of this machine.
+            host_network: what is refused besides this machine's own addresses and neighbours,
+                which the kernel is asked for: a NAT64 prefix of your network, for one.
+            ask: where the kernel is asked. Another one is for a machine without route netlink.
             resolver: SystemResolver when None.
             connect_seconds: for all attempts of one `connect`, without the lookup.
             on_decision: called with every decision, before anything is dialled; for the log.
@@ -71,7 +79,7 @@ class Guard:
                 "; ".join(f"destinations[{p.position}].{p.part}: {p.detail}" for p in problems)
             )
         self._policy = policy
-        self._host_network = host_network
+        self._host_network = LiveHostNetwork(ask, lambda: host_network)
         self._resolver: Resolver = resolver or SystemResolver()
         self.connect_seconds = connect_seconds
         self._on_decision = on_decision
@@ -109,15 +117,19 @@ class Guard:
         with anyio.fail_after(self.connect_seconds):
             for address in allowed.addresses:
                 try:
+                    self.require(allowed, address)
                     stream = await anyio.connect_tcp(address, port)
                 except OSError as error:
                     failure = error
                     continue
-                peer = stream.extra_attributes[SocketAttribute.remote_address]()
-                if same_address(peer[0], address):
-                    return stream
-                await stream.aclose()
-                raise PeerDiffers(f"the peer of {host} is not the address that was dialled")
+                try:
+                    attributes = stream.extra_attributes
+                    require_peer(host, attributes[SocketAttribute.remote_address]()[0], address)
+                    self.require(allowed, address, attributes[SocketAttribute.local_address]())
+                except BaseException:
+                    await anyio.aclose_forcefully(stream)
+                    raise
+                return stream
         raise _none_answers(allowed, failure)
 
     def connect_blocking(self, host: str, port: int) -> socket.socket:
@@ -130,16 +142,40 @@ class Guard:
             if left <= 0:
                 raise TimeoutError(f"{host}: no address answered in time")
             try:
+                self.require(allowed, address)
                 connection = socket.create_connection((address, port), timeout=left)
             except OSError as error:
                 failure = error
                 continue
-            if same_address(connection.getpeername()[0], address):
-                connection.settimeout(None)
-                return connection
-            connection.close()
-            raise PeerDiffers(f"the peer of {host} is not the address that was dialled")
+            try:
+                require_peer(host, connection.getpeername()[0], address)
+                self.require(allowed, address, connection.getsockname())
+            except BaseException:
+                connection.close()
+                raise
+            connection.settimeout(None)
+            return connection
         raise _none_answers(allowed, failure)
+
+    def require(
+        self, allowed: Allowed, address: str, source: Sequence[str | int] | None = None
+    ) -> None:
+        """Ask the kernel for the route of an address that is to be dialled, or that was.
+
+        Args:
+            source: address and port of the local end of the connection, once there is one.
+
+        Raises: EgressDenied; OSError where there is no route.
+        """
+        flow = Flow(destination=parse_address(address), port=allowed.port)
+        if source is not None:
+            flow = structs.replace(
+                flow, source=parse_address(str(source[0])), source_port=int(source[1])
+            )
+        try:
+            self._host_network.require(flow)
+        except (OnHostNetwork, HostNetworkUnknown) as late:
+            self._decided(refused_at_dial(allowed, address, late))
 
     def _decided(self, decision: Decision) -> Allowed:
         if self._on_decision is not None:
@@ -147,6 +183,12 @@ class Guard:
         if isinstance(decision, Refused):
             raise EgressDenied(decision)
         return decision
+
+
+def require_peer(host: str, peer: str, dialled: str) -> None:
+    """Raises PeerDiffers unless a connection's peer is the address that was dialled."""
+    if not same_address(peer, dialled):
+        raise PeerDiffers(f"the peer of {host} is not the address that was dialled")
 
 
 def same_address(peer: str, dialled: str) -> bool:

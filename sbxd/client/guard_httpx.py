@@ -20,7 +20,7 @@ from typing import cast
 import httpcore
 import httpx
 
-from sbxd.client.guard import Guard, same_address
+from sbxd.client.guard import Guard, require_peer
 
 MAX_CONNECTIONS = 100
 _LIMITS = httpx.Limits(max_connections=MAX_CONNECTIONS, max_keepalive_connections=20)
@@ -118,6 +118,15 @@ class _Attempts:
         return left
 
 
+@contextmanager
+def _as_connect_error() -> Iterator[None]:
+    """The guard's OSError as httpcore's failure to connect."""
+    try:
+        yield
+    except OSError as error:
+        raise httpcore.ConnectError(str(error)) from error
+
+
 class _AsyncBackend(httpcore.AsyncNetworkBackend):
     def __init__(self, guard: Guard) -> None:
         self._guard = guard
@@ -135,13 +144,19 @@ class _AsyncBackend(httpcore.AsyncNetworkBackend):
         attempts = _Attempts(timeout or self._guard.connect_seconds)
         for address in allowed.addresses:
             try:
+                with _as_connect_error():
+                    self._guard.require(allowed, address)
                 stream = await self._inner.connect_tcp(address, port, attempts.left())
             except (httpcore.ConnectError, httpcore.ConnectTimeout) as error:
                 attempts.failure = error
                 continue
-            if not same_address(stream.get_extra_info("server_addr")[0], address):
+            try:
+                with _as_connect_error():
+                    require_peer(host, stream.get_extra_info("server_addr")[0], address)
+                    self._guard.require(allowed, address, stream.get_extra_info("client_addr"))
+            except BaseException:
                 await stream.aclose()
-                raise httpcore.ConnectError(f"the peer of {host} is not what was dialled")
+                raise
             return stream
         raise attempts.failure
 
@@ -174,13 +189,19 @@ class _Backend(httpcore.NetworkBackend):
         attempts = _Attempts(timeout or self._guard.connect_seconds)
         for address in allowed.addresses:
             try:
+                with _as_connect_error():
+                    self._guard.require(allowed, address)
                 stream = self._inner.connect_tcp(address, port, attempts.left())
             except (httpcore.ConnectError, httpcore.ConnectTimeout) as error:
                 attempts.failure = error
                 continue
-            if not same_address(stream.get_extra_info("server_addr")[0], address):
+            try:
+                with _as_connect_error():
+                    require_peer(host, stream.get_extra_info("server_addr")[0], address)
+                    self._guard.require(allowed, address, stream.get_extra_info("client_addr"))
+            except BaseException:
                 stream.close()
-                raise httpcore.ConnectError(f"the peer of {host} is not what was dialled")
+                raise
             return stream
         raise attempts.failure
 

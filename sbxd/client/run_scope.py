@@ -22,6 +22,7 @@ from typing import TypeVar, final
 import anyio
 import msgspec
 
+from sbxd.client.bridge import BridgeHoldExceeded
 from sbxd.client.remote import RemoteExecutionEnvironment, RunDeadline
 from sbxd.client.workspace import RemoteWorkspace
 from sbxd.policy.timeouts import effective_timeout
@@ -128,7 +129,9 @@ class RunScope:
         The run's deadline lowers `timeout_seconds`; it is looked at before the environment is
         made and again after.
 
-        Raises: RunBudgetTooLow with no call made; ScopeEnded; the errors of the port. After one
+        Raises: RunBudgetTooLow with no call made; ScopeEnded; HoldExceeded, with the environment
+        destroyed and the scope ended, when a bridge's handler held a call for longer than its
+        `approval_hold_seconds` (S1: released and suspended); the errors of the port. After one
         that says that the environment is gone the next call makes another, with an empty
         workspace; after BudgetExhausted, StaleLease and SandboxEscapeSuspected every call raises
         it again.
@@ -142,6 +145,9 @@ class RunScope:
         except PortError as error:
             await self._judge(error)
             raise
+        except BridgeHoldExceeded as error:
+            await self.suspend()
+            raise HoldExceeded(f"a call over the bridge: {error}") from error
         if result.killed_by is KillReason.EXPIRED:
             await self._discard()
         return result

@@ -34,6 +34,7 @@ _STATUS: dict[Reason, tuple[HTTPStatus, str]] = {
     EgressRefusal.RESOLUTION_TIMED_OUT: (HTTPStatus.GATEWAY_TIMEOUT, "dns_timeout"),
     EgressRefusal.ADDRESS_REFUSED: (HTTPStatus.FORBIDDEN, "destination_ip_prohibited"),
     EgressRefusal.HOST_NETWORK: (HTTPStatus.FORBIDDEN, "destination_ip_prohibited"),
+    EgressRefusal.HOST_NETWORK_UNKNOWN: (HTTPStatus.BAD_GATEWAY, "destination_ip_unroutable"),
     ProxyReason.MALFORMED: (HTTPStatus.BAD_REQUEST, "http_request_error"),
     ProxyReason.METHOD_NOT_ALLOWED: (HTTPStatus.METHOD_NOT_ALLOWED, "http_request_denied"),
     ProxyReason.HEAD_TOO_LARGE: (
@@ -51,6 +52,7 @@ _FORBIDDEN = (HTTPStatus.FORBIDDEN, "http_request_denied")
 _WITHOUT_DETAIL = {
     EgressRefusal.ADDRESS_REFUSED: "the name resolves to an address that is never dialled",
     EgressRefusal.HOST_NETWORK: "the name resolves to an address that is never dialled",
+    EgressRefusal.HOST_NETWORK_UNKNOWN: "the route to its address could not be judged",
     EgressRefusal.ADDRESS_MALFORMED: "the name resolves to what is no address",
 }
 

@@ -18,4 +18,4 @@ async def check(parts: ProxyParts, resolve: Resolve, host: str, port: int) -> Al
     Cancellation: the lookup is given up.
     """
     policy = canonical_policy(parts.settings)
-    return await evaluate(policy, host, port, resolve, parts.host_network())
+    return await evaluate(policy, host, port, resolve, parts.host_network)

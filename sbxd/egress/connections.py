@@ -37,8 +37,9 @@ from sbxd.egress.recording import Recording
 from sbxd.egress.relay import Flow, Relay
 from sbxd.egress.sni import Hello, HelloReader
 from sbxd.egress.sockets import PeerMismatch, receive, reset, send_all, without_delay
-from sbxd.policy.addresses import HostNetwork
-from sbxd.policy.egress import Allowed, EgressRefusal, Refused, evaluate
+from sbxd.policy.addresses import OwnNetwork
+from sbxd.policy.egress import Allowed, EgressRefusal, Refused, evaluate, refused_at_dial
+from sbxd.policy.routes import HostNetworkUnknown, OnHostNetwork
 from sbxd.port.egress import EgressPolicy
 from sbxd.port.errors import BudgetExhausted
 from sbxd.settings import EgressSettings
@@ -56,6 +57,7 @@ _FAILURES: frozenset[Reason] = frozenset(
         EgressRefusal.RESOLUTION_FAILED,
         EgressRefusal.RESOLUTION_TIMED_OUT,
         EgressRefusal.NO_ADDRESS,
+        EgressRefusal.HOST_NETWORK_UNKNOWN,
         ProxyReason.DIAL_FAILED,
         ProxyReason.DIAL_TOO_LATE,
         ProxyReason.PEER_MISMATCH,
@@ -72,7 +74,7 @@ class Terms:
     settings: EgressSettings
     policy: EgressPolicy
     resolve: Callable[[str], Awaitable[Sequence[str]]]
-    host_network: Callable[[], HostNetwork]
+    host_network: OwnNetwork
     dial: Callable[[str, int], Awaitable[socket.socket]]
     relay: Relay
     recording: Recording
@@ -88,6 +90,14 @@ class _NotReached(Exception):
         super().__init__(detail)
         self.reason = reason
         self.detail = detail
+
+
+class _RefusedAtDial(Exception):
+    """An address turned out to be on the host's network when it was dialled."""
+
+    def __init__(self, refused: Refused) -> None:
+        super().__init__(refused.detail)
+        self.refused = refused
 
 
 class Connection:
@@ -181,13 +191,16 @@ class Connection:
     async def _judge(self, request: Request, parser: ConnectParser) -> None:
         terms = self._terms
         judged = await evaluate(
-            terms.policy, request.host, request.port, terms.resolve, terms.host_network()
+            terms.policy, request.host, request.port, terms.resolve, terms.host_network
         )
         if isinstance(judged, Refused):
             await self._refuse(answers.refusal_of(judged), address=judged.address)
             return
         try:
             address, server = await self._reach(judged)
+        except _RefusedAtDial as late:
+            await self._refuse(answers.refusal_of(late.refused), address=late.refused.address)
+            return
         except _NotReached as problem:
             await self._refuse(
                 Refusal(
@@ -214,7 +227,10 @@ class Connection:
             await self._answer(answers.unrecorded(judged.host, judged.port))
 
     async def _reach(self, allowed: Allowed) -> tuple[str, socket.socket]:
-        """A connection to one of the judged addresses, in order. Raises _NotReached."""
+        """A connection to one of the judged addresses, in order.
+
+        Raises: _NotReached; _RefusedAtDial: one that is refused refuses all.
+        """
         deadline = trio.current_time() + self._terms.settings.dial_seconds
         reason, detail = ProxyReason.DIAL_FAILED, "no address"
         left = len(allowed.addresses)
@@ -227,6 +243,8 @@ class Connection:
                     return address, await self._terms.dial(address, allowed.port)
             except trio.TooSlowError:
                 reason, detail = ProxyReason.DIAL_TOO_LATE, "the server does not answer"
+            except (OnHostNetwork, HostNetworkUnknown) as late:
+                raise _RefusedAtDial(refused_at_dial(allowed, address, late)) from None
             except PeerMismatch as problem:
                 raise _NotReached(ProxyReason.PEER_MISMATCH, str(problem.strerror)) from None
             except OSError as problem:

@@ -30,8 +30,7 @@ from sbxd.egress.listening import Door
 from sbxd.egress.recording import Recording
 from sbxd.egress.relay import Relay
 from sbxd.egress.resolver import Resolver
-from sbxd.egress.sockets import dial
-from sbxd.policy.addresses import HostNetwork
+from sbxd.policy.addresses import OwnNetwork
 from sbxd.port.egress import EgressPolicy
 from sbxd.settings import EgressSettings
 
@@ -45,14 +44,15 @@ class ProxyParts:
     """What the proxies of a daemon share.
 
     settings: the caps; its policy is not used. host_network: asked anew for each connection.
-    dial: connects to a literal address and to no other; raises OSError.
+    dial: connects to a literal address and to no other, and asks for the host's network again
+    (`sbxd.egress.dialling`); raises OSError.
     """
 
     settings: EgressSettings
     resolver: Resolver
     relay: Relay
-    host_network: Callable[[], HostNetwork]
-    dial: Dial = dial
+    host_network: OwnNetwork
+    dial: Dial
 
 
 class Proxy:

@@ -10,6 +10,7 @@ address, and a way to shorten the table.
 import ipaddress
 from collections.abc import Iterable
 from enum import StrEnum
+from typing import Protocol
 
 from msgspec import Struct
 
@@ -249,21 +250,48 @@ class HostNetwork(Struct, frozen=True):
         """The prefix that holds an address, or None."""
         return next((prefix for prefix in self.prefixes if prefix.holds(address)), None)
 
+    def range_of(self, address: Address, port: int) -> str | None:
+        """The prefix that holds an address, as text, or None; whatever the port."""
+        prefix = self.prefix_of(address)
+        return None if prefix is None else str(prefix)
 
-def judge_address(address: Address, host_network: HostNetwork) -> Address | RefusedAddress:
+
+class OwnNetwork(Protocol):
+    """What is the host's own: `HostNetwork`, or `sbxd.policy.routes.LiveHostNetwork`, which asks
+    the kernel."""
+
+    def range_of(self, address: Address, port: int) -> str | None:
+        """The prefix or route that makes an address the host's own; None: it is beyond.
+
+        Raises OSError (`sbxd.policy.routes.HostNetworkUnknown`): the kernel did not say.
+        """
+        ...
+
+
+def judge_address(
+    address: Address, host_network: OwnNetwork, port: int = 0
+) -> Address | RefusedAddress:
     """The address to dial, or why none.
 
     An IPv4-mapped address is answered with its IPv4 address: the kernel dials the same.
+
+    Raises: what `host_network` raises.
     """
+
+    def on_host(asked: Address) -> tuple[AddressReason, str] | None:
+        found = host_network.range_of(asked, port)
+        return None if found is None else (AddressReason.HOST_NETWORK, found)
+
     inner = embedded_ipv4(address)
     as_ipv4 = inner if _MAPPED.holds(address) or _NAT64.holds(address) else None
     refusal: tuple[AddressReason, str] | None = None
     if as_ipv4 is not None:
-        refusal = _refusal(as_ipv4, _IPV4, host_network) or _on_host(address, host_network)
+        refusal = _in_table(as_ipv4, _IPV4) or on_host(as_ipv4) or on_host(address)
     elif _is_isatap(address) and not any(row.prefix.holds(address) for row in _IPV6):
         refusal = AddressReason.RANGE, "ISATAP (interface identifier 0:5efe)"
     else:
-        refusal = _refusal(address, _IPV4 if address.version == 4 else _IPV6, host_network)
+        table = _IPV4 if address.version == 4 else _IPV6
+        refusal = _in_table(address, table) or on_host(address)
     if refusal is not None:
         reason, name = refusal
         return RefusedAddress(
@@ -277,15 +305,6 @@ def judge_address(address: Address, host_network: HostNetwork) -> Address | Refu
     return address
 
 
-def _refusal(
-    address: Address, table: tuple[_Row, ...], host_network: HostNetwork
-) -> tuple[AddressReason, str] | None:
-    for row in table:
-        if row.prefix.holds(address):
-            return AddressReason.RANGE, str(row)
-    return _on_host(address, host_network)
-
-
-def _on_host(address: Address, host_network: HostNetwork) -> tuple[AddressReason, str] | None:
-    prefix = host_network.prefix_of(address)
-    return None if prefix is None else (AddressReason.HOST_NETWORK, str(prefix))
+def _in_table(address: Address, table: tuple[_Row, ...]) -> tuple[AddressReason, str] | None:
+    row = next((row for row in table if row.prefix.holds(address)), None)
+    return None if row is None else (AddressReason.RANGE, str(row))

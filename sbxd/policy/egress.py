@@ -17,7 +17,7 @@ from msgspec import Struct, structs
 from sbxd.policy.addresses import (
     AddressMalformed,
     AddressReason,
-    HostNetwork,
+    OwnNetwork,
     RefusedAddress,
     judge_address,
     parse_address,
@@ -29,6 +29,7 @@ from sbxd.policy.destinations import (
     canonical_requested_host,
     host_covers,
 )
+from sbxd.policy.routes import OnHostNetwork
 from sbxd.port.egress import EgressMode, EgressPolicy
 
 ADDRESSES_MAX = 128
@@ -56,6 +57,7 @@ class EgressRefusal(StrEnum):
     TOO_MANY_ADDRESSES = "too_many_addresses"
     ADDRESS_REFUSED = "address_refused"
     HOST_NETWORK = "host_network"
+    HOST_NETWORK_UNKNOWN = "host_network_unknown"
     PAGE_NOT_PUBLIC_HTTPS = "page_not_public_https"
     UNSUBSCRIBE_NOT_PUBLIC_HTTPS = "unsubscribe_not_public_https"
 
@@ -109,7 +111,7 @@ async def evaluate(
     host: str,
     port: int,
     resolve: Resolve,
-    host_network: HostNetwork,
+    host_network: OwnNetwork,
 ) -> Allowed | Refused:
     """Judge one destination, with at most one lookup.
 
@@ -117,7 +119,8 @@ async def evaluate(
         policy: what may be reached; an entry that is outside the grammar covers nothing.
         host: as it was requested. port: likewise.
         resolve: see Resolve.
-        host_network: the host's own addresses and on-link prefixes.
+        host_network: what is the host's own; `sbxd.policy.routes.LiveHostNetwork` asks the kernel
+            for each address.
 
     Raises:
         Whatever `resolve` raises besides OSError.
@@ -238,7 +241,7 @@ def unresolved(matched: Matched, reason: EgressRefusal, cause: str) -> Refused:
 
 
 def judge_answers(
-    matched: Matched, answers: Sequence[str], host_network: HostNetwork
+    matched: Matched, answers: Sequence[str], host_network: OwnNetwork
 ) -> Allowed | Refused:
     """The part of `evaluate` after the lookup: every address, and the first bad one refuses all."""
     if not answers:
@@ -252,7 +255,9 @@ def judge_answers(
     addresses = []
     for answer in answers:
         try:
-            judged = judge_address(parse_address(answer), host_network)
+            judged = judge_address(parse_address(answer), host_network, matched.port)
+        except OSError as unknown:
+            return _refused_on_host(matched, answer, unknown)
         except AddressMalformed as malformed:
             refused = unresolved(matched, EgressRefusal.ADDRESS_MALFORMED, str(malformed))
             return structs.replace(refused, address=shown(answer))
@@ -264,6 +269,32 @@ def judge_answers(
         port=matched.port,
         addresses=tuple(dict.fromkeys(addresses)),
         rule=matched.rule,
+    )
+
+
+def refused_at_dial(allowed: Allowed, address: str, error: OSError) -> Refused:
+    """The refusal of an allowed address that is on the host's network by the time it is dialled.
+
+    error: `OnHostNetwork` or `HostNetworkUnknown` of `sbxd.policy.routes`.
+    """
+    matched = Matched(host=allowed.host, port=allowed.port, rule=allowed.rule)
+    return _refused_on_host(matched, address, error)
+
+
+def _refused_on_host(matched: Matched, address: str, error: OSError) -> Refused:
+    is_known = isinstance(error, OnHostNetwork)
+    cause = shown(error.strerror or type(error).__name__)
+    return Refused(
+        reason=EgressRefusal.HOST_NETWORK if is_known else EgressRefusal.HOST_NETWORK_UNKNOWN,
+        host=matched.host,
+        port=matched.port,
+        rule=matched.rule,
+        address=shown(address),
+        address_range=cause if is_known else None,
+        detail=f"{matched.host} resolves to {shown(address)}: {cause}",
+        remedy="No configuration permits this address. Use a service with a public one."
+        if is_known
+        else "Try again; if it lasts, check that this process may ask the kernel for routes.",
     )
 
 

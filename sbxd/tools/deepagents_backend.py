@@ -11,11 +11,13 @@ turns, since two commands never share a workspace at once.
 Invariants: the shell that deepagents' `execute` means is named in the argument vector; files go by
 the workspace port and its containment, and only /workspace has any; the network is the profile's
 word and no argument; what ends the run (its budget, its lease, a suspected escape) is raised, and
-everything else is an answer that the model reads. Deliberately absent: making and ending sandboxes,
+everything else is an answer that the model reads; everything that comes out of the sandbox carries
+the label EXTERNAL_UNTRUSTED (`trust`). Deliberately absent: making and ending sandboxes,
 which is the run's (`sbxd.client.blocking`).
 """
 
 import asyncio
+from dataclasses import dataclass
 
 from deepagents.backends.protocol import (
     ExecuteResponse,
@@ -26,6 +28,7 @@ from deepagents.backends.sandbox import BaseSandbox
 
 from sbxd.client.blocking import BlockingSandbox
 from sbxd.policy.timeouts import clamp_model_timeout
+from sbxd.port.artifact import TrustLevel
 from sbxd.port.command import ExecutionCommand, ExecutionResult
 from sbxd.port.environment import WORKSPACE_ROOT
 from sbxd.port.errors import (
@@ -36,6 +39,7 @@ from sbxd.port.errors import (
     WorkspaceError,
     WorkspaceEscape,
 )
+from sbxd.tools.network_use import PackageInstallDenied, network_enabled
 from sbxd.tools.tool import Disposition, Profile, SideEffect
 
 TIMEOUT_SECONDS = 300
@@ -50,6 +54,21 @@ _ERRORS = {
     WorkspaceCode.IS_A_DIRECTORY: "is_directory",
     WorkspaceCode.NOT_A_DIRECTORY: "invalid_path",
 }
+
+
+@dataclass
+class LabelledResponse(ExecuteResponse):
+    """What a command gave, with the label that all of it has. deepagents shows a model the text
+    alone: put UNTRUSTED_NOTE (`sbxd.tools.tool`) into the agent's instructions."""
+
+    trust: TrustLevel = TrustLevel.EXTERNAL_UNTRUSTED
+
+
+@dataclass
+class LabelledDownload(FileDownloadResponse):
+    """A file's content, with its label. Whatever wrote it, it was in reach of the sandbox."""
+
+    trust: TrustLevel = TrustLevel.EXTERNAL_UNTRUSTED
 
 
 class RunBackend(BaseSandbox):
@@ -68,12 +87,15 @@ class RunBackend(BaseSandbox):
     def execute(self, command: str, *, timeout: int | None = None) -> ExecuteResponse:
         """Run a shell line; stdout and stderr are one text, as they came.
 
-        Raises: BudgetExhausted, StaleLease, SandboxEscapeSuspected, RunBudgetTooLow, ScopeEnded.
+        Raises: BudgetExhausted, StaleLease, SandboxEscapeSuspected, RunBudgetTooLow, ScopeEnded,
+        HoldExceeded.
         """
         if self._denied:
             return _DENIED
         try:
             return _response(self._sandbox.execute(self._command(command, timeout)))
+        except PackageInstallDenied as denied:
+            return _not_run(denied.message)
         except (ExecutionRejected, ExecutionUnavailable) as error:
             return _answer(error)
 
@@ -81,7 +103,10 @@ class RunBackend(BaseSandbox):
         """The same. Cancellation: the command is killed, and the environment lives on."""
         if self._denied:
             return _DENIED
-        running = self._sandbox.submit(self._command(command, timeout))
+        try:
+            running = self._sandbox.submit(self._command(command, timeout))
+        except PackageInstallDenied as denied:
+            return _not_run(denied.message)
         try:
             return _response(await asyncio.wrap_future(running))
         except (ExecutionRejected, ExecutionUnavailable) as error:
@@ -101,7 +126,7 @@ class RunBackend(BaseSandbox):
             ),
             stdin=None,
             maximum_output_bytes=OUTPUT_BYTES_MAX,
-            network_enabled=self._profile.decide(SideEffect.SANDBOX_NETWORK) is Disposition.ALLOW,
+            network_enabled=network_enabled(self._profile, self._sandbox.specification.egress),
         )
 
     def upload_files(self, files: list[tuple[str, bytes]]) -> list[FileUploadResponse]:
@@ -123,8 +148,8 @@ class RunBackend(BaseSandbox):
         try:
             content = self._sandbox.read(_name(path))
         except _ANSWERED as error:
-            return FileDownloadResponse(path=path, error=_in_its_words(error))
-        return FileDownloadResponse(path=path, content=content)
+            return LabelledDownload(path=path, error=_in_its_words(error))
+        return LabelledDownload(path=path, content=content)
 
 
 def _in_its_words(error: Exception) -> str:
@@ -153,7 +178,7 @@ def _response(result: ExecutionResult) -> ExecuteResponse:
     if status is None:
         output += f"\n[the sandbox ended the command: {result.killed_by}]\n"
         status = KILLED_STATUS
-    return ExecuteResponse(output=output, exit_code=status, truncated=truncated)
+    return LabelledResponse(output=output, exit_code=status, truncated=truncated)
 
 
 def _answer(error: ExecutionRejected | ExecutionUnavailable) -> ExecuteResponse:
@@ -164,7 +189,7 @@ def _answer(error: ExecutionRejected | ExecutionUnavailable) -> ExecuteResponse:
 
 
 def _not_run(why: str) -> ExecuteResponse:
-    return ExecuteResponse(output=f"[not run: {why}]\n", exit_code=NOT_RUN_STATUS)
+    return LabelledResponse(output=f"[not run: {why}]\n", exit_code=NOT_RUN_STATUS)
 
 
 _DENIED = _not_run("running code is denied for this run")

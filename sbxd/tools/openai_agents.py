@@ -20,6 +20,7 @@ from typing import Any
 from agents import FunctionTool
 from agents.tool_context import ToolContext
 
+from sbxd.port.artifact import TrustLevel
 from sbxd.tools.tool import (
     ToolError,
     ToolRunEnded,
@@ -51,7 +52,8 @@ async def _invoke(tools: Toolbox, spec: ToolSpec, context: ToolContext[Any], tex
     except ToolRunEnded:
         raise
     except ToolError as error:
-        return _told({"error": error.code.value, "message": error.message})
+        trust = TrustLevel.EXTERNAL_UNTRUSTED  # it may name what is in the workspace
+        return _told({"trust": trust.value, "error": error.code.value, "message": error.message})
     return _told({"trust": result.trust.value, "result": dict(result.value)})
 
 

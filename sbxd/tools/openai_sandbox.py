@@ -9,6 +9,7 @@ the one module that knows that interface. Its loop is asyncio's.
 
 Invariants: the scope owns the environment, so a session that is closed, or a run that ends, leaves
 none; files go by the workspace port and its containment, commands by the scope and its deadline;
+everything that comes out of the sandbox carries the label EXTERNAL_UNTRUSTED (`trust`);
 calls take turns, also where a model asks for several at once;
 the network is the profile's word and no argument. What the SDK asks of an environment and this one
 does not have is refused by name: other users, terminals, mounts, ports, paths outside the
@@ -36,6 +37,7 @@ from agents.sandbox.snapshot import NoopSnapshot
 from agents.sandbox.types import ExecResult, User
 
 from sbxd.client.run_scope import HoldExceeded, RunScope, ScopeEnded
+from sbxd.port.artifact import TrustLevel
 from sbxd.port.command import ExecutionCommand, ExecutionResult, KillReason
 from sbxd.port.environment import WORKSPACE_ROOT
 from sbxd.port.errors import (
@@ -47,6 +49,7 @@ from sbxd.port.errors import (
     WorkspaceError,
     WorkspaceEscape,
 )
+from sbxd.tools.network_use import PackageInstallDenied, network_enabled
 from sbxd.tools.tool import Disposition, Profile, SideEffect
 
 TIMEOUT_SECONDS = 300
@@ -63,6 +66,25 @@ class RunSessionState(SandboxSessionState):
     """What the SDK keeps of a session: nothing to come back to."""
 
     type: Literal["sbxd"] = "sbxd"  # pyright: ignore[reportIncompatibleVariableOverride]
+
+
+class LabelledResult(ExecResult):
+    """What a command gave, with the label that all of it has. The SDK's own tools show a model
+    the text alone: put UNTRUSTED_NOTE (`sbxd.tools.tool`) into the agent's instructions."""
+
+    trust = TrustLevel.EXTERNAL_UNTRUSTED
+
+
+class LabelledFile(io.BytesIO):
+    """A file's content, with its label. Whatever wrote it, it was in reach of the sandbox."""
+
+    trust = TrustLevel.EXTERNAL_UNTRUSTED
+
+
+class LabelledBytes(bytes):
+    """The beginning of a file, with its label."""
+
+    trust = TrustLevel.EXTERNAL_UNTRUSTED
 
 
 @final
@@ -102,7 +124,12 @@ class RunSession(BaseSandboxSession):
             raise ExecTransportError(
                 command=command, message="running code is denied for this run", retryable=False
             )
-        network = self._profile.decide(SideEffect.SANDBOX_NETWORK) is Disposition.ALLOW
+        try:
+            network = network_enabled(self._profile, self._scope.specification.egress)
+        except PackageInstallDenied as denied:
+            raise ExecTransportError(
+                command=command, message=denied.message, retryable=False
+            ) from denied
         seconds = TIMEOUT_SECONDS if timeout is None else max(1, int(timeout))
         wanted = ExecutionCommand(
             argv=tuple(str(word) for word in command),
@@ -118,7 +145,7 @@ class RunSession(BaseSandboxSession):
         except ExecutionRejected as error:
             if error.code is RejectedCode.COMMAND_NOT_FOUND:
                 said = f"{command[0]}: not found in the image\n".encode()
-                return ExecResult(stdout=b"", stderr=said, exit_code=NOT_FOUND_STATUS)
+                return LabelledResult(stdout=b"", stderr=said, exit_code=NOT_FOUND_STATUS)
             raise _transport(command, error) from error
         except (PortError, ScopeEnded, HoldExceeded) as error:
             raise _transport(command, error) from error
@@ -131,7 +158,7 @@ class RunSession(BaseSandboxSession):
         name = self._name(path, user)
         try:
             async with self._turn:
-                return io.BytesIO(await (await self._scope.workspace()).read(name))
+                return LabelledFile(await (await self._scope.workspace()).read(name))
         except (PortError, WorkspaceError, WorkspaceEscape, ScopeEnded) as error:
             raise _read_error(path, error) from error
 
@@ -148,7 +175,7 @@ class RunSession(BaseSandboxSession):
                             break
         except (PortError, WorkspaceError, WorkspaceEscape, ScopeEnded) as error:
             raise _read_error(path, error) from error
-        return bytes(found[:max_bytes])
+        return LabelledBytes(found[:max_bytes])
 
     async def write(self, path: Path, data: io.IOBase, *, user: str | User | None = None) -> None:
         """Create or replace a file, all at once or not at all; missing directories are made."""
@@ -190,9 +217,13 @@ class RunSession(BaseSandboxSession):
 
 def _exec_result(result: ExecutionResult) -> ExecResult:
     if result.exit_code is not None:
-        return ExecResult(stdout=result.stdout, stderr=result.stderr, exit_code=result.exit_code)
+        return LabelledResult(
+            stdout=result.stdout, stderr=result.stderr, exit_code=result.exit_code
+        )
     said = f"\n[the sandbox ended the command: {result.killed_by}]\n".encode()
-    return ExecResult(stdout=result.stdout, stderr=result.stderr + said, exit_code=KILLED_STATUS)
+    return LabelledResult(
+        stdout=result.stdout, stderr=result.stderr + said, exit_code=KILLED_STATUS
+    )
 
 
 async def _pieces(payload: bytes) -> AsyncIterator[bytes]:

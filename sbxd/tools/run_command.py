@@ -22,6 +22,7 @@ from sbxd.tools import arguments as check
 from sbxd.tools import json_forms
 from sbxd.tools.context import CallContext
 from sbxd.tools.excerpt import as_text, fits, shorten, split_limit
+from sbxd.tools.network_use import network_enabled
 from sbxd.tools.run_artifacts import RunArtifacts
 from sbxd.tools.tool import (
     Category,
@@ -145,9 +146,10 @@ def command_of(arguments: Mapping[str, object], *, network_enabled: bool) -> Exe
 async def run_command(context: CallContext, arguments: Mapping[str, object]) -> ToolResult:
     """Run it. A command that fails is a result, not an error.
 
-    Raises: ToolValidationError; the errors of the scope and its port.
+    Raises: ToolValidationError; PackageInstallDenied; the errors of the scope and its port.
     """
-    command = command_of(arguments, network_enabled=context.allows(SideEffect.SANDBOX_NETWORK))
+    network = network_enabled(context.profile, context.scope.specification.egress)
+    command = command_of(arguments, network_enabled=network)
     return await _result(context.artifacts, await context.scope.execute(command))
 
 

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 import anyio
+from msgspec import structs
 
 from sbxd.client.run_scope import RunScope
 from sbxd.policy.network import network_shape
@@ -88,7 +89,8 @@ class Toolbox:
     def network_grant(self) -> EgressPolicy:
         """What approving SANDBOX_NETWORK for one call grants, for the prompt that asks to show:
         the destinations that this run's environment was specified with; `deny`, hence nothing,
-        where it has none. No approval widens it."""
+        where it has none. No approval widens it. Where it lists a package registry
+        (`sbxd.policy.registries`), PACKAGE_INSTALL has to be approved with it."""
         egress = self._scope.specification.egress
         return DENY_ALL if network_shape(egress) is NetworkShape.NONE else egress
 
@@ -118,7 +120,7 @@ class Toolbox:
         Cancellation: a running command is killed (CANCELLED); the environment lives on.
         """
         spec = _spec(name)
-        profile = Profile(self._profile.allowed | approved)
+        profile = structs.replace(self._profile, allowed=self._profile.allowed | approved)
         for effect in sorted(spec.requires):
             if profile.decide(effect) is Disposition.DENY:
                 raise ToolDenied(spec.name, effect)

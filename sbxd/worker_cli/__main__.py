@@ -9,6 +9,7 @@ import click
 from sbxd.worker_cli.artifacts import artifacts
 from sbxd.worker_cli.config import DEFAULT_CONFIG
 from sbxd.worker_cli.exits import Exit
+from sbxd.worker_cli.guard import guard
 from sbxd.worker_cli.leases import fence, leases
 from sbxd.worker_cli.mcp import mcp
 
@@ -25,7 +26,8 @@ from sbxd.worker_cli.mcp import mcp
 @click.pass_context
 def cli(ctx: click.Context, config: Path) -> None:
     """Run the parts of a worker tier that no agent runtime runs: the artifact store's sweep, the
-    lease authority, and an MCP server that gives any client a sandbox."""
+    lease authority, an MCP server that gives any client a sandbox, and a check of what the outbound
+    guard permits."""
     ctx.obj = config
 
 
@@ -33,6 +35,7 @@ cli.add_command(artifacts)
 cli.add_command(mcp)
 cli.add_command(leases)
 cli.add_command(fence)
+cli.add_command(guard)
 
 
 def main() -> None:

@@ -11,14 +11,15 @@ import msgspec
 from msgspec import Struct
 
 from sbxd.artifacts.opening import ArtifactSettings
+from sbxd.client.operator_guard import WORKER_CONFIG
 from sbxd.port.egress import DENY_ALL, EgressPolicy
 from sbxd.port.environment import ImageDigestField
 from sbxd.port.ids import TenantIdField
 from sbxd.port.limits import ResourceLimits
-from sbxd.settings import DEFAULT_LIMITS, WORKER_SOCKET
+from sbxd.settings import DEFAULT_LIMITS, WORKER_SOCKET, EgressSettings
 from sbxd.tools.tool import DEFAULT_ALLOWED, SideEffect
 
-DEFAULT_CONFIG = "/etc/sbxd/worker.toml"
+DEFAULT_CONFIG = WORKER_CONFIG
 
 
 class McpSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -29,7 +30,8 @@ class McpSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     session; the daemon has its own word about both. environment: tier 1, by name and value.
     environment_file: more of it, one `NAME = "value"` a line (TOML); when it cannot be read,
     commands get none of tier 1 and the error is logged. allowed: what the tools may do; an MCP
-    client cannot approve anything besides.
+    client cannot approve anything besides. package_registries: hosts that are package registries
+    besides the public ones: reached only with PACKAGE_INSTALL among `allowed`.
     """
 
     tenant_id: TenantIdField
@@ -41,12 +43,15 @@ class McpSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     environment: dict[str, str] = {}
     environment_file: str = ""
     allowed: frozenset[SideEffect] = DEFAULT_ALLOWED
+    package_registries: tuple[str, ...] = ()
 
 
 class WorkerSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The tables of the file. artifacts: None when this host keeps none. mcp: None when it serves
-    no MCP client."""
+    no MCP client. egress: the policy of the outbound guard (`sbxd.client.operator_guard`); None
+    where nothing of this tier has one."""
 
+    egress: EgressSettings | None = None
     artifacts: ArtifactSettings | None = None
     mcp: McpSettings | None = None
 

@@ -9,3 +9,4 @@ class Exit(IntEnum):
     INTERRUPTED = 130
     UNAVAILABLE = 241
     USAGE = 245
+    EGRESS_REFUSED = 247  # sbxd-worker guard: the destination would be refused

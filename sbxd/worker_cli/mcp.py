@@ -150,7 +150,8 @@ class _Sessions:
             ) as environment,
             RunScope(environment, specification, remote_workspaces(environment)) as scope,
         ):
-            yield session_of(scope, self._artifacts, Profile(settings.allowed))
+            profile = Profile(settings.allowed, settings.package_registries)
+            yield session_of(scope, self._artifacts, profile)
 
 
 def session_of(scope: RunScope, artifacts: Artifacts | None, profile: Profile) -> "McpSession":

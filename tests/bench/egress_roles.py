@@ -89,7 +89,7 @@ async def _proxy(port: int, tunnels: int) -> None:
         settings=EgressSettings(tunnels_max=max(tunnels, 16)),
         resolver=Resolver(seconds=5, getaddrinfo=answer),
         relay=Relay(),
-        host_network=HostNetwork,
+        host_network=HostNetwork(),
         dial=to_server,
     )
     policy = EgressPolicy(

@@ -124,6 +124,9 @@ CASES: dict[str, Case] = {
     "EGR-20": Case("a gateway, the host, a neighbour and its proxy across a guest's link"),
     "EGR-21": Case("gaining an address on a guest's link: there is none but its loopback"),
     "EGR-22": Case("carrying data out by refusals"),
+    "EGR-23": Case(
+        "the host's own network at the moment of the dial: routes, multipath, a new address"
+    ),
     "EXP-01": Case("a link as the exported file, or on the way to it"),
     "EXP-02": Case("a second name of the exported file"),
     "EXP-03": Case("pipes, sockets, devices and directories as the exported file"),

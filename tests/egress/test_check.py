@@ -52,7 +52,7 @@ async def test_the_hosts_network_is_asked_at_each_check() -> None:
     async with open_world(**SETTINGS) as here:
         assert isinstance(await judged(here, HOST), Allowed)
         grown = HostNetwork().including([f"{PUBLIC}/32"])
-        object.__setattr__(here.parts, "host_network", lambda: grown)
+        object.__setattr__(here.parts, "host_network", grown)
         found = await judged(here, HOST)
         assert isinstance(found, Refused)
         assert (found.reason, found.address) == (EgressRefusal.HOST_NETWORK, PUBLIC)

@@ -99,7 +99,7 @@ class World:
             settings=EgressSettings(**settings),
             resolver=self.resolver,
             relay=Relay(),
-            host_network=HostNetwork,
+            host_network=HostNetwork(),
             dial=self._dial,
         )
         self.proxy = Proxy(

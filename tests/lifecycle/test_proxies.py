@@ -187,7 +187,7 @@ async def test_a_host_network_that_cannot_be_read_stops_the_start(
     def unreadable() -> frozenset[str]:
         raise HostNetworkUnreadable("told to")
 
-    monkeypatch.setattr("sbxd.egress.host_network.read_prefixes", unreadable)
+    monkeypatch.setattr("sbxd.egress.netlink.read_prefixes", unreadable)
     with pytest.raises(HostNetworkUnreadable):
         async with open_proxies(SETTINGS, MemorySink()):
             pass

@@ -12,11 +12,12 @@ from tests.bench.oracle import compare
 from tests.properties.egress_oracle import Tuple, questions
 
 TUPLES = 10_000
-# Made by a resolver that fails, or by another rule: not by a tuple.
+# Made by a resolver or a kernel that fails, or by another rule: not by a tuple.
 NOT_GENERATED = {
     EgressRefusal.RESOLUTION_FAILED,
     EgressRefusal.RESOLUTION_TIMED_OUT,
     EgressRefusal.TOO_MANY_ADDRESSES,
+    EgressRefusal.HOST_NETWORK_UNKNOWN,
     EgressRefusal.PAGE_NOT_PUBLIC_HTTPS,
     EgressRefusal.UNSUBSCRIBE_NOT_PUBLIC_HTTPS,
 }

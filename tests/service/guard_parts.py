@@ -3,10 +3,19 @@
 from collections.abc import Sequence
 
 from sbxd.client.guard import Decision, Guard
-from sbxd.policy.addresses import HostNetwork
+from sbxd.policy.addresses import HostNetwork, parse_address
+from sbxd.policy.routes import Answers, Ask, Flow, Route
 from sbxd.port.egress import EgressDestination, EgressMode, EgressPolicy
 
 NOTHING_MORE = HostNetwork()
+GATEWAY = Route(kind=1, length=0, hops=(parse_address("9.9.9.1"),))
+
+
+def beyond(_: Flow) -> Answers:
+    """A kernel to which every destination is behind a gateway."""
+    return Answers(matched=GATEWAY, taken=GATEWAY)
+
+
 POLICY = EgressPolicy(
     mode=EgressMode.ALLOWLIST,
     destinations=(
@@ -39,12 +48,14 @@ def guard_over(
     *,
     policy: EgressPolicy = POLICY,
     host_network: HostNetwork = NOTHING_MORE,
+    ask: Ask = beyond,
     decisions: list[Decision] | None = None,
     connect_seconds: float = 30,
 ) -> Guard:
     return Guard(
         policy,
         host_network,
+        ask=ask,
         resolver=names,
         connect_seconds=connect_seconds,
         on_decision=None if decisions is None else decisions.append,

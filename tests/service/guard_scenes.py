@@ -24,7 +24,7 @@ import httpx
 from sbxd.client.guard import EgressDenied, Guard
 from sbxd.client.guard_httpx import AsyncGuardedTransport, GuardedTransport
 from sbxd.client.resolver import SystemResolver
-from tests.service.guard_parts import NOTHING_MORE, POLICY, Names, guard_over
+from tests.service.guard_parts import POLICY, Names, beyond, guard_over
 
 PUBLIC, PUBLIC_6, INSIDE = "93.184.216.34", "2606:4700::7", "127.0.0.1"
 # The C library finds a name that is asked for with its last dot only where it is written with it.
@@ -148,7 +148,7 @@ def scenes(way: str, servers: Servers, context: ssl.SSLContext) -> dict[str, str
         "http://a.example.com/away",
     ):
         found[f"get {url}"] = outcome(partial(fetch, guard_over(names()), url))
-    system = Guard(POLICY, NOTHING_MORE, resolver=SystemResolver(timeout_seconds=60))
+    system = Guard(POLICY, resolver=SystemResolver(timeout_seconds=60), ask=beyond)
     for host in ("a.example.com", "b.example.org", "c.example.org"):
         found[f"system {host}"] = outcome(partial(connect, system, host))
     found["inside"] = str(servers.hits.get(INSIDE, 0))

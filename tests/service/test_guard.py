@@ -15,7 +15,9 @@ from sbxd.policy.addresses import HostNetwork
 from sbxd.policy.egress import Allowed, EgressRefusal
 from sbxd.policy.public_https import UNSUBSCRIBE
 from sbxd.port.egress import DENY_ALL, EgressDestination, EgressMode, EgressPolicy
-from tests.service.guard_parts import NOTHING_MORE, POLICY, Names, guard_over
+from tests.service.guard_parts import POLICY, Names, beyond, guard_over
+
+LOCAL = "9.9.9.2"
 
 
 class Dialled:
@@ -44,7 +46,10 @@ class Dialled:
     async def connect_tcp(self, address: str, port: int) -> Any:
         peer = self._peer(address, port)
         return SimpleNamespace(
-            extra_attributes={SocketAttribute.remote_address: lambda: (peer, port)},
+            extra_attributes={
+                SocketAttribute.remote_address: lambda: (peer, port),
+                SocketAttribute.local_address: lambda: (LOCAL, 40_000),
+            },
             aclose=self._aclose,
         )
 
@@ -52,7 +57,10 @@ class Dialled:
         peer = self._peer(*address)
         assert 0 < timeout <= 30
         return SimpleNamespace(
-            getpeername=lambda: (peer, address[1]), settimeout=lambda _: None, close=self._close
+            getpeername=lambda: (peer, address[1]),
+            getsockname=lambda: (LOCAL, 40_000),
+            settimeout=lambda _: None,
+            close=self._close,
         )
 
 
@@ -170,7 +178,7 @@ def test_addresses_share_one_time_limit(connect: Way, monkeypatch: pytest.Monkey
 def test_a_rule_of_code_guards_too(connect: Way, monkeypatch: pytest.MonkeyPatch) -> None:
     names = Names(anything_example_net=[["8.8.8.8"]])
     network = Dialled(monkeypatch, a8_8_8_8="8.8.8.8")
-    guard = Guard(UNSUBSCRIBE, NOTHING_MORE, resolver=names)
+    guard = Guard(UNSUBSCRIBE, resolver=names, ask=beyond)
     connect(guard, "anything.example.net", 443)
     assert network.dialled == [("8.8.8.8", 443)]
     with pytest.raises(EgressDenied) as denied:
@@ -189,7 +197,7 @@ def test_a_policy_with_an_entry_outside_the_grammar_makes_no_guard() -> None:
         ),
     )
     with pytest.raises(ValueError, match=r"destinations\[2\]\.host: .*destinations\[3\]\.host: "):
-        Guard(bad, NOTHING_MORE)
+        Guard(bad)
 
 
 def test_without_a_listed_destination_nothing_is_reached(connect: Way) -> None:

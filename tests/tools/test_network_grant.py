@@ -17,7 +17,7 @@ from sbxd.tools.toolbox import SPECS, Toolbox
 from tests.tools.world import SCRIPT, SPECIFICATION, world
 
 NETWORK = frozenset({SideEffect.SANDBOX_NETWORK})
-LISTED = (EgressDestination(host="pypi.org", ports=(443,)),)
+LISTED = (EgressDestination(host="api.example.org", ports=(443,)),)
 ALLOWLIST = EgressPolicy(mode=EgressMode.ALLOWLIST, destinations=LISTED)
 # What a model might hope for.
 WISHES = st.sampled_from(

@@ -11,6 +11,7 @@ import trio
 from trio.testing import MockClock
 
 from sbxd.client.blocking import blocking_scope
+from sbxd.client.bridge import BridgeHoldExceeded
 from sbxd.client.leases import LeasedEnvironments
 from sbxd.client.remote import Hooks, RemoteExecutionEnvironment, RunDeadline
 from sbxd.client.run_scope import (
@@ -22,7 +23,7 @@ from sbxd.client.run_scope import (
 )
 from sbxd.fake.environment import ExecuteCall, FakeExecutionEnvironment
 from sbxd.fake.script import Outcome, Script
-from sbxd.port.command import ExecutionCommand
+from sbxd.port.command import ExecutionCommand, ExecutionResult
 from sbxd.port.environment import EnvironmentHandle, EnvironmentSpec
 from sbxd.port.errors import (
     BudgetExhausted,
@@ -261,6 +262,35 @@ async def test_after_300_seconds_the_environment_is_gone_and_the_scope_with_it(
         with pytest.raises(ToolRunEnded):
             await made.tools.call(ToolName.RUN_COMMAND, {"command": ["true"]})
     assert made.calls == ["provision", "destroy"]
+
+
+class Holding(FakeExecutionEnvironment):
+    """A fake whose commands are held over their bridge for longer than their worker waits."""
+
+    async def execute(
+        self, environment: EnvironmentHandle, command: ExecutionCommand
+    ) -> ExecutionResult:
+        await super().execute(environment, command)
+        raise BridgeHoldExceeded("no answer within 300 seconds")
+
+
+def test_a_bridge_hold_that_is_exceeded_releases_the_environment_and_ends_the_run(
+    backend: str,
+) -> None:
+    async def main() -> None:
+        async with world(environment=Holding(SCRIPT)) as made:
+            with pytest.raises(ToolRunEnded, match="no answer within 300 seconds"):
+                await made.tools.call(ToolName.RUN_COMMAND, {"command": ["true"]})
+            assert made.calls == ["provision", "execute", "destroy"]
+            assert made.scope.handle is None
+            with pytest.raises(ScopeEnded):
+                await made.scope.execute(TRUE)
+        async with world(environment=Holding(SCRIPT)) as made:
+            with pytest.raises(HoldExceeded):
+                await made.scope.execute(TRUE)
+            assert made.calls == ["provision", "execute", "destroy"]
+
+    run(backend, main)
 
 
 async def test_a_hold_ends_with_the_environments_own_time(autojump_clock: MockClock) -> None:
