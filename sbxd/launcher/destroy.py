@@ -3,8 +3,8 @@
 Invariants: it goes by what the kernel, PID 1 and the disk hold under the environment's id, so it
 removes what a crash, a failed preparation or an earlier launcher left as well; each step is a
 no-op when there is nothing to do; the uid block is released last and only when everything before
-it is proven. A failure leaves the record of the block, which quarantines the uids. How long it takes
-grow with what the volume holds, which is erased later (`sbxd.launcher.erase`).
+it is proven. A failure leaves the record of the block, which quarantines the uids. Its time
+does not grow with what the volume holds, which is erased later (`sbxd.launcher.erase`).
 """
 
 import errno

@@ -151,6 +151,33 @@ def test_a_volume_that_cannot_be_erased_keeps_no_other_from_it(
     assert erasure.work(folder, 600).is_over  # the control
 
 
+@pytest.mark.case("FS-12")
+@pytest.mark.needs("root")
+def test_a_tree_of_any_depth_is_emptied_without_following_links(tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "kept").write_text("x")
+    (tmp_path / "v").mkdir()
+    directory = os.open(tmp_path / "v", os.O_RDONLY)
+    for depth in range(1500):
+        for name in ("a", "1", "2"):
+            os.mkdir(name, dir_fd=directory)
+        os.symlink(outside, "link", dir_fd=directory)
+        os.chmod("1", 0, dir_fd=directory)
+        if depth % 100 == 0:
+            os.mkfifo("fifo", dir_fd=directory)
+        below = os.open("a", os.O_RDONLY, dir_fd=directory)
+        os.close(directory)
+        directory = below
+    os.close(directory)
+    volumes = os.open(tmp_path, os.O_RDONLY)
+    for _ in erasure.remove(volumes, b"v"):
+        pass
+    os.close(volumes)
+    assert os.listdir(tmp_path) == ["outside"]
+    assert (outside / "kept").read_text() == "x"
+
+
 # --- the helper -------------------------------------------------------------------------------
 
 

@@ -13,9 +13,10 @@ of the dead, whose projects go on counting until `sbxd.launcher.kernel.erasure` 
 """
 
 import errno
+import itertools
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 
 from sbxd.launcher.kernel import erasure, free_space, hostpaths, loop_image, mounts, project_quota
@@ -25,8 +26,9 @@ QUOTA = VOLUME_QUOTA
 LOOP = "loop"
 
 
-# What holds no more than this is erased where it is detached, which is quicker than to queue.
-AT_ONCE_INODES = 64
+# What holds no more than this is erased where it is detached, which is quicker than to queue. Names
+# are counted, not inodes: one file can have any number of them.
+AT_ONCE_ENTRIES = 64
 AT_ONCE_BYTES = 64 * 1024 * 1024
 
 
@@ -94,11 +96,14 @@ def detach(environment_id: str, party: int = 0) -> bool:
         held = project_quota.detach(directory, name, erasing, target)
         if held is None:
             return False
-        if held.inodes_used > AT_ONCE_INODES or held.bytes_used > AT_ONCE_BYTES:
-            return True
-        for _ in erasure.remove(erasing, os.fsencode(target)):
-            pass
-        return False
+        if held.bytes_used <= AT_ONCE_BYTES:
+            with (
+                suppress(OSError),  # no failure to erase is one to end: it is left to the eraser
+                closing(erasure.remove(erasing, os.fsencode(target))) as steps,
+            ):
+                for _ in itertools.islice(steps, AT_ONCE_ENTRIES):
+                    pass
+        return target in os.listdir(erasing)
 
 
 def held_by_erasing() -> tuple[int, int]:
