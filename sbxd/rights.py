@@ -1,8 +1,8 @@
 """Descriptors in flight (SCM_RIGHTS) on sockets that take none.
 
-Whoever receives the bytes that a descriptor came with, without taking it, drops it; so does whoever
-closes a socket in which it waits. The last drop of a TCP socket with SO_LINGER sleeps for as long as
-its sender has set. So: an end refuses descriptors where the kernel can (SO_PASSRIGHTS, Linux 6.16;
+Whoever receives the bytes that a descriptor came with, without taking it, drops it; so does who
+closes a socket in which it waits. The last drop of a TCP socket with SO_LINGER sleeps for as long
+as its sender has set. So: an end refuses descriptors where the kernel can (SO_PASSRIGHTS, Linux 6.16;
 a connection inherits it from its listener at `connect`); elsewhere an end is looked into (MSG_PEEK,
 which drops nothing) before it is received from, and before it is closed.
 

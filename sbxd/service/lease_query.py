@@ -76,9 +76,7 @@ def lease_authorities(settings: Settings) -> list[LeaseAuthority]:
     """Those that are configured, in the order of their names."""
     closers = Closers()
     return [
-        RemoteLeaseAuthority(
-            name, frozenset(each.owner_uids), each.socket, closers=closers
-        )
+        RemoteLeaseAuthority(name, frozenset(each.owner_uids), each.socket, closers=closers)
         for name, each in sorted(settings.leases.authorities.items())
     ]
 

@@ -39,10 +39,10 @@ class UnixStream(trio.abc.HalfCloseableStream):
         self._is_refusing = is_refusing
         self._stream = trio.SocketStream(self.socket)
 
-    async def receive_some(self, max_bytes: int | None = None) -> bytes | bytearray:
+    async def receive_some(self, max_bytes: int | None = None) -> bytes:
         """As any stream. Raises DescriptorsSent."""
         if self._is_refusing:
-            return await self._stream.receive_some(max_bytes)
+            return bytes(await self._stream.receive_some(max_bytes))
         await trio.lowlevel.checkpoint()
         while True:
             if self._end.fileno() < 0:
@@ -77,29 +77,30 @@ class UnixStream(trio.abc.HalfCloseableStream):
 
 
 class UnixListener(trio.abc.Listener[UnixStream]):
-    """A listening Unix stream socket, which it owns."""
+    """A listening Unix stream socket, which it owns. `closers`: those of its connections."""
 
     def __init__(self, listening: socket.socket, closers: Closers) -> None:
         listening.setblocking(False)
-        self.socket = trio.socket.from_stdlib_socket(listening)
         self._listening = listening
-        self._closers = closers
+        self.closers = closers
         self._is_refusing = rights.refuse(listening)
 
     async def accept(self) -> UnixStream:
         """The next connection. Raises OSError when the host is short of something."""
         while True:
-            await _wait_room(self._closers)
+            if self._listening.fileno() < 0:
+                raise trio.ClosedResourceError
+            await trio.lowlevel.wait_readable(self._listening)
+            await _wait_room(self.closers)
             try:
-                accepted, _ = await self.socket.accept()
+                end, _ = self._listening.accept()
+            except BlockingIOError:
+                continue
             except OSError as problem:
                 if problem.errno in _AGAIN:
                     continue
-                if self._listening.fileno() < 0:
-                    raise trio.ClosedResourceError from None
                 raise
-            end = socket.socket(fileno=accepted.detach())
-            return UnixStream(end, self._closers, is_refusing=rights.admit(end))
+            return UnixStream(end, self.closers, is_refusing=rights.admit(end))
 
     async def aclose(self) -> None:
         """Accept nothing more. Who still waits in it may hold descriptors, where the kernel does
@@ -109,7 +110,7 @@ class UnixListener(trio.abc.Listener[UnixStream]):
             if self._is_refusing:
                 self._listening.close()
             else:
-                self._closers.close_unseen(self._listening)
+                self.closers.close_unseen(self._listening)
         await trio.lowlevel.checkpoint()
 
 
@@ -128,5 +129,7 @@ async def connect(path: str, closers: Closers) -> UnixStream:
 
 
 async def _wait_room(closers: Closers) -> None:
-    while not closers.has_room:
+    while True:
+        if closers.has_room:
+            return
         await trio.sleep(ROOM_PAUSE_SECONDS)

@@ -176,4 +176,11 @@ CASES: dict[str, Case] = {
     ),
     "LIF-12": Case("what one tenant leaves on a slot for the next"),
     "LIF-13": Case("SIGTERM under load"),
+    "PEER-01": Case("a descriptor in flight whose close sleeps, to a daemon's socket"),
+    "PEER-02": Case("the same from a peer that is refused: not listed, or one too many"),
+    "PEER-03": Case("closes that sleep, more than there are threads for"),
+    "PEER-04": Case("a socket beside the one path that accepts"),
+    "PEER-05": Case("the same to a lease authority, or from one to the daemon"),
+    "DMN-01": Case("a descriptor in flight whose close sleeps, to the launcher"),
+    "DMN-02": Case("the same from a daemon to a worker"),
 }
