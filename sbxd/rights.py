@@ -2,9 +2,9 @@
 
 Whoever receives the bytes that a descriptor came with, without taking it, drops it; so does who
 closes a socket in which it waits. The last drop of a TCP socket with SO_LINGER sleeps for as long
-as its sender has set. So: an end refuses descriptors where the kernel can (SO_PASSRIGHTS, Linux 6.16;
-a connection inherits it from its listener at `connect`); elsewhere an end is looked into (MSG_PEEK,
-which drops nothing) before it is received from, and before it is closed.
+as its sender has set. So: an end refuses descriptors where the kernel can (SO_PASSRIGHTS, Linux
+6.16; a connection inherits it from its listener at `connect`); elsewhere an end is looked into
+(MSG_PEEK, which drops nothing) before it is received from, and before it is closed.
 
 Invariant: nothing here sleeps, and nothing here drops a descriptor. What to do with an end in which
 one waits is up to the caller: `sbxd.closing`, or a child that ends.
