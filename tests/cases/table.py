@@ -181,6 +181,7 @@ CASES: dict[str, Case] = {
     "PEER-03": Case("closes that sleep, more than there are threads for"),
     "PEER-04": Case("a socket beside the one path that accepts"),
     "PEER-05": Case("the same to a lease authority, or from one to the daemon"),
+    "PEER-06": Case("one worker uid that takes every place"),
     "DMN-01": Case("a descriptor in flight whose close sleeps, to the launcher"),
     "DMN-02": Case("the same from a daemon to a worker"),
 }
