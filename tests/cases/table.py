@@ -184,4 +184,5 @@ CASES: dict[str, Case] = {
     "PEER-06": Case("one worker uid that takes every place"),
     "DMN-01": Case("a descriptor in flight whose close sleeps, to the launcher"),
     "DMN-02": Case("the same from a daemon to a worker"),
+    "DMN-03": Case("requests that make the launcher remember ever more"),
 }

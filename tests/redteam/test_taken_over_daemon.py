@@ -6,16 +6,33 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, MutableMapping, MutableSequence, MutableSet
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from sbxd import rights
 from sbxd.launcher import channel
-from sbxd.launcher.requests import DropLeaf, Failed
+from sbxd.launcher.books import WAITERS_MAX
+from sbxd.launcher.filters import Filters
+from sbxd.launcher.helpers import Report
+from sbxd.launcher.pool import Job, Lane, Pool
+from sbxd.launcher.requests import (
+    Acknowledged,
+    Destroy,
+    DropLeaf,
+    Failed,
+    ImageDrop,
+    ImageUnpack,
+    Inventory,
+    LauncherReply,
+    LauncherRequest,
+)
+from sbxd.launcher.verbs import Verbs
 from sbxd.port.ids import EnvironmentId
+from tests.pure.test_launcher_legality import prepare_request
 from tests.redteam.descriptors import (
     SECONDS_MAX,
     UNAVAILABLE,
@@ -122,3 +139,85 @@ async def test_control_a_loop_without_a_defence_sleeps() -> None:
         assert send_lingering(theirs)
         with stuck_child(ours, receives=True) as pid:
             await lingers(pid)
+
+
+class Held(Pool):
+    """Carries nothing out: ends go well, and everything else fails, once it is let."""
+
+    def __init__(self) -> None:
+        super().__init__(1)
+        self.held: list[Job] = []
+
+    def submit(self, job: Job) -> None:
+        self.held.append(job)
+
+    def let(self) -> None:
+        while self.held:
+            job = self.held.pop()
+            well = job.lane is Lane.END
+            job.done((Report(reply=Acknowledged(ticket=1)), []) if well else None)
+
+
+def verbs() -> tuple[Verbs, Held, list[LauncherReply]]:
+    pool, replies = Held(), list[LauncherReply]()
+    filters = Filters(b"", b"", b"")
+    return Verbs(pool, filters, lambda reply, _: replies.append(reply)), pool, replies
+
+
+def kept(verbs: Verbs) -> dict[str, int]:
+    """What the launcher remembers, by the size of each collection, wherever one is."""
+    return {
+        f"{type(owner).__name__}.{name}": len(value)
+        for owner in (verbs, verbs._books)
+        for name, value in vars(owner).items()
+        if isinstance(value, MutableMapping | MutableSequence | MutableSet)
+    }
+
+
+@pytest.mark.case("DMN-03")
+def test_nothing_that_the_launcher_remembers_grows_with_what_it_was_asked() -> None:
+    launcher, pool, replies = verbs()
+    asked = 0
+    for number in range(1000):
+        environment_id = EnvironmentId(f"{number:032x}")
+        digest = f"sha256:{number:064x}"
+        requests: list[LauncherRequest] = [
+            structs.replace(prepare_request(environment_id), image_digest=digest),
+            Destroy(ticket=1, environment_id=environment_id),
+            DropLeaf(ticket=1, environment_id=environment_id, number=1),
+            ImageUnpack(ticket=1, image_digest=digest),
+            ImageDrop(ticket=1, image_digest=digest),
+            Inventory(ticket=1),
+        ]
+        for request in requests:
+            launcher.dispatch(request)
+            pool.let()
+        asked += len(requests)
+        launcher.reaped(number + 2, 0)
+    assert len(replies) == asked
+    sizes = kept(launcher)
+    assert {"Books.environments", "Books.images", "Verbs._roles"} <= sizes.keys()
+    remembered = sizes.pop("Verbs._statuses")
+    assert 0 < remembered <= 512, "the last that ended are remembered for a while"
+    assert set(sizes.values()) == {0}, sizes
+
+
+@pytest.mark.case("DMN-03")
+@pytest.mark.parametrize("what", ["destroy", "unpack"])
+def test_no_more_wait_for_one_end_than_the_launcher_remembers(what: str) -> None:
+    launcher, pool, replies = verbs()
+    digest = f"sha256:{1:064x}"
+    request: LauncherRequest = (
+        Destroy(ticket=1, environment_id=EnvironmentId("a" * 32))
+        if what == "destroy"
+        else ImageUnpack(ticket=1, image_digest=digest)
+    )
+    for _ in range(WAITERS_MAX + 5):
+        launcher.dispatch(request)
+    assert len(pool.held) == 1
+    assert len(replies) == 5
+    assert all(isinstance(each, Failed) and each.step == "legality" for each in replies)
+    pool.let()
+    assert len(replies) == WAITERS_MAX + 5, "each has its reply"
+    assert not launcher._books.images
+    assert not launcher._books.environments
