@@ -15,6 +15,7 @@ from pathlib import Path
 import trio
 
 from sbxd import daemon
+from sbxd.closing import allow_interrupts
 from sbxd.config import ConfigError, load
 from sbxd.notify import Notifier, passed_sockets, turn_away, watchdog_seconds
 
@@ -73,6 +74,7 @@ def _serve(file: Path, passed: dict[str, int], log: logging.Logger) -> daemon.Ex
     except OSError as problem:
         log.error("unable to go on: the service credential cannot be read: %s", problem.strerror)
         return daemon.ExitStatus.FAILED
+    allow_interrupts()
     # What is there from the start is not looked at again by each collection.
     gc.collect()
     gc.freeze()

@@ -11,10 +11,11 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 
-import trio
-
+from sbxd import rights
 from sbxd.audit.events import Door
+from sbxd.closing import Closers
 from sbxd.service.listener import DoorListener
+from sbxd.service.unix import UnixListener
 
 BACKLOG = 128
 _MODES = {Door.WORKER: 0o660, Door.ADMIN: 0o600}
@@ -41,9 +42,8 @@ def open_doors(passed: Mapping[str, int], runtime_directory: Path) -> list[DoorL
             sockets.append((door, listening))
         undo.pop_all()
     return [
-        DoorListener(
-            door=door, listener=trio.SocketListener(trio.socket.from_stdlib_socket(listening))
-        )
+        # What workers have made slow to close keeps no operator out: each door has its own closers.
+        DoorListener(door=door, listener=UnixListener(listening, Closers()))
         for door, listening in sockets
     ]
 
@@ -62,6 +62,7 @@ def _passed(door: Door, descriptor: int) -> socket.socket:
     ):
         listening.close()
         raise DoorUnavailable(f"the {door} socket that was passed is no listening Unix stream")
+    rights.refuse(listening)  # who is connected already is looked into instead
     listening.setblocking(False)
     return listening
 
@@ -69,6 +70,7 @@ def _passed(door: Door, descriptor: int) -> socket.socket:
 def _bound(door: Door, path: Path) -> socket.socket:
     listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
     try:
+        rights.refuse(listening)
         _remove_stale(door, path)
         # Nobody can connect before the mode is right: it does not listen yet.
         listening.bind(str(path))

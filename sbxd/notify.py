@@ -10,6 +10,8 @@ import socket
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 
+from sbxd import rights
+
 FIRST_PASSED_DESCRIPTOR = 3
 _PASSED_MAX = 64
 _TURNED_AWAY_MAX = 4096
@@ -33,6 +35,7 @@ def passed_sockets(environ: Mapping[str, str]) -> dict[str, int]:
 
 def turn_away(listening: Iterable[int]) -> int:
     """Close the connections that wait at these listening sockets, unread; how many there were.
+    One in which a descriptor waits is left to the end of this process, which no close delays.
 
     The service manager starts a service for as long as somebody waits at its sockets, whatever its
     exit status was. Bounded: whoever connects faster than this is left to the next start.
@@ -42,7 +45,11 @@ def turn_away(listening: Iterable[int]) -> int:
         with socket.socket(fileno=os.dup(descriptor)) as listener, suppress(OSError):
             listener.setblocking(False)
             while closed < _TURNED_AWAY_MAX:
-                listener.accept()[0].close()
+                waiting = listener.accept()[0]
+                if rights.admit(waiting) or rights.is_clear(waiting):
+                    waiting.close()
+                else:
+                    waiting.detach()
                 closed += 1
     return closed
 

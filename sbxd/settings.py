@@ -81,7 +81,8 @@ class LimitSettings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     # An environment whose destruction has failed so often is quarantined, which is an alert.
     destroy_failures_max: Annotated[int, Meta(ge=1, le=10)] = 3
     environments_max: Annotated[int, Meta(ge=1, le=10_000)] = 256
-    environments_per_peer_max: Annotated[int, Meta(ge=1, le=10_000)] = 256
+    # Of one worker uid. When absent: all of them where one uid alone may connect, else half.
+    environments_per_peer_max: Annotated[int, Meta(ge=1, le=10_000)] | None = None
     # Of all environments together; three quarters of the host's memory when absent.
     memory_committed_max_bytes: Annotated[int, Meta(ge=8 * MIB, le=2**50)] | None = None
     # A command is killed with PIDS at this many refused forks within the window.

@@ -22,8 +22,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 import anyio
-from anyio.abc import SocketAttribute, SocketStream, TaskStatus
+from anyio.abc import ByteStream, SocketAttribute, TaskStatus
 
+from sbxd.client import unix
 from sbxd.policy.leases import LeaseBook, LeaseRefusal
 from sbxd.port.errors import ExecutionUnavailable, UnavailableCode
 from sbxd.wire import leases as w
@@ -87,20 +88,20 @@ class LeaseAuthority:
         """
         await _refuse_taken(path)
         try:
-            listener = await anyio.create_unix_listener(path, mode=SOCKET_MODE)
+            listener = unix.listen(path, mode=SOCKET_MODE)
         except OSError as problem:
             raise ExecutionUnavailable(
                 UnavailableCode.UNREACHABLE, f"the socket cannot be made: {problem.strerror}"
             ) from None
         try:
-            async with listener:
-                task_status.started()
-                await listener.serve(self._connected)
+            task_status.started()
+            await listener.serve(self._connected)
         finally:
+            listener.close()
             with suppress(OSError):
                 os.unlink(path)
 
-    async def _connected(self, stream: SocketStream) -> None:
+    async def _connected(self, stream: ByteStream) -> None:
         async with stream:
             peer = stream.extra(SocketAttribute.raw_socket)  # noqa: S610  (no Django here)
             _pid, uid, _gid = _UCRED.unpack(
@@ -167,7 +168,7 @@ class _Session:
     """One connection, from its hello to its end."""
 
     def __init__(
-        self, authority: LeaseAuthority, stream: SocketStream, uid: int, number: int
+        self, authority: LeaseAuthority, stream: ByteStream, uid: int, number: int
     ) -> None:
         self._authority = authority
         self._stream = stream
@@ -222,7 +223,7 @@ async def _refuse_taken(path: str) -> None:
         return
     if is_socket:
         try:
-            stream = await anyio.connect_unix(path)
+            stream = await unix.connect(path)
         except ConnectionRefusedError:
             return
         except OSError:

@@ -21,8 +21,9 @@ from dataclasses import dataclass, field
 
 import anyio
 import anyio.lowlevel
-from anyio.abc import SocketStream, TaskStatus
+from anyio.abc import ByteStream, TaskStatus
 
+from sbxd.client import unix
 from sbxd.policy.leases import run_key
 from sbxd.port.command import ExecutionCommand, ExecutionResult
 from sbxd.port.environment import EnvironmentHandle, EnvironmentSpec, ExecutionEnvironment
@@ -83,7 +84,7 @@ class LeaseRegistrar:
         failures = 0
         while True:
             try:
-                stream = await anyio.connect_unix(self._path)
+                stream = await unix.connect(self._path)
             except OSError:
                 pass
             else:
@@ -186,7 +187,7 @@ class LeaseRegistrar:
 class _Link:
     """One connection to the authority."""
 
-    def __init__(self, stream: SocketStream) -> None:
+    def __init__(self, stream: ByteStream) -> None:
         self._stream = stream
         self._wire = w.LeaseConnection(Sender.CLIENT)
         self._arrived = anyio.Event()

@@ -24,6 +24,7 @@ from types import TracebackType
 import anyio
 from anyio.abc import ByteStream, TaskGroup
 
+from sbxd.client import unix
 from sbxd.client.bridge import APPROVAL_HOLD_SECONDS, BridgeHandler, ServedBridge
 from sbxd.client.channel import Call, Channel, chunks_of
 from sbxd.client.replies import error_of, execution_result, file_changes
@@ -392,7 +393,7 @@ async def open_channel(
 
 async def _connected(path: str) -> ByteStream:
     try:
-        return await anyio.connect_unix(path)
+        return await unix.connect(path)
     except OSError as error:
         raise ExecutionUnavailable(
             UnavailableCode.UNREACHABLE,

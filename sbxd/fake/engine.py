@@ -251,7 +251,7 @@ class FakeEngine:
     def _require_room(self, wanted: Held) -> None:
         records = self.records()
         held = [Held(each.owner_uid, each.specification.limits.memory_bytes) for each in records]
-        room = Room(self._settings.limits, held)
+        room = Room(self._settings, held)
         if not room.has(wanted):
             now = self._wall_clock()
             ends = [(each.handle.expires_at - now).total_seconds() for each in records]

@@ -31,6 +31,7 @@ from sbxd.launcher.requests import (
 )
 
 ENVIRONMENTS_MAX = 4096
+WAITERS_MAX = 1024  # tickets that wait for one end
 
 
 class Environment:
@@ -70,6 +71,13 @@ class Image:
         return before
 
 
+def wait(waiters: list[int], ticket: int) -> None:
+    """Enter a ticket. Raises Illegal when too many wait for the same end."""
+    if len(waiters) >= WAITERS_MAX:
+        raise Illegal("too many wait for the same end")
+    waiters.append(ticket)
+
+
 class Books:
     """All environments and images. Every method that raises Illegal has changed nothing."""
 
@@ -78,8 +86,14 @@ class Books:
         self.images: dict[str, Image] = {}
 
     def image(self, image_digest: str) -> Image:
-        """The record of an image."""
+        """The record of an image, for as long as something is under way with it."""
         return self.images.setdefault(image_digest, Image())
+
+    def end_image(self, image_digest: str) -> list[int]:
+        """What was under way is over: the image is forgotten. Who waited for that."""
+        image = self.images.pop(image_digest)
+        image.move(ImageTrigger.ENDED)
+        return image.waiters
 
     def begin_prepare(self, request: Prepare) -> Environment:
         """Enter a new environment. Raises Illegal."""
@@ -88,7 +102,7 @@ class Books:
             raise Illegal(f"prepare in state {state}")
         if len(self.environments) >= ENVIRONMENTS_MAX:
             raise Illegal("too many environments")
-        self.image(request.image_digest).move(ImageTrigger.USE)
+        self.images.get(request.image_digest, Image()).move(ImageTrigger.USE)
         environment = Environment(request)
         environment.move(Trigger.PREPARE)
         self.environments[request.environment_id] = environment

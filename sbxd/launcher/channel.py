@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from sbxd import rights
 from sbxd.launcher.requests import (
     DESCRIPTORS_MAX,
     MESSAGE_BYTES_MAX,
@@ -84,7 +85,14 @@ def send(channel: socket.socket, raw: bytes, descriptors: Sequence[int] = ()) ->
 
 
 def receive_request(channel: socket.socket) -> LauncherRequest | None:
-    """The next request; None at end of file. Raises ChannelViolation, BlockingIOError."""
+    """The next request; None at end of file. Raises ChannelViolation, BlockingIOError.
+
+    A packet with descriptors is not taken from the queue: that would drop them, here.
+    """
+    try:
+        rights.look(channel, 1)
+    except rights.DescriptorsSent as problem:
+        raise ChannelViolation(str(problem)) from None
     raw, control, flags, _ = channel.recvmsg(MESSAGE_BYTES_MAX, 0)
     if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC) or control:
         raise ChannelViolation("a request is too long or carries descriptors")

@@ -16,7 +16,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 
-from sbxd.launcher import channel
+from sbxd import rights
+from sbxd.launcher import channel, parting
 from sbxd.launcher.channel import ChannelViolation, close_all
 from sbxd.launcher.filters import Filters
 from sbxd.launcher.kernel.process import WARNING, say
@@ -28,6 +29,7 @@ from sbxd.launcher.steps import describe
 from sbxd.launcher.verbs import Verbs
 
 OUTGOING_MAX = 4096
+PARTING_MAX = 8  # connections whose last close is not over; then no client is accepted
 _REQUESTS_PER_TURN = 64
 _UCRED = struct.Struct("iII")
 
@@ -47,10 +49,14 @@ class Launcher:
         runsc: Runsc | Unusable = NOT_INSTALLED,
     ) -> None:
         self._listener = listener
+        rights.refuse(listener)
         self._allowed_uids = allowed_uids
         self._notifier = notifier
         self._watchdog = watchdog_seconds / 2 if watchdog_seconds else None
         self._client: socket.socket | None = None
+        self._is_refusing = False  # whether no descriptor can wait in the client's connection
+        self._ended: list[socket.socket] = []  # connections for which there was no room for a child
+        self._parting: set[int] = set()
         self._outgoing: deque[tuple[bytes, list[int]]] = deque()
         self._pool = Pool(width)
         self._verbs = Verbs(self._pool, filters, self._reply, runsc)
@@ -86,7 +92,7 @@ class Launcher:
             events = select.POLLOUT if self._outgoing else select.POLLIN
             poll.register(self._client, events)
             handlers[self._client.fileno()] = self._client_ready
-        elif self._is_idle() and not self._stopping:
+        elif self._is_idle() and not self._stopping and self._may_accept():
             poll.register(self._listener, select.POLLIN)
             handlers[self._listener.fileno()] = self._accept
         milliseconds = None if timeout_seconds is None else int(timeout_seconds * 1000) + 1
@@ -96,6 +102,7 @@ class Launcher:
             self._stop()
         self._pool.expire()
         self._reap()
+        self._part()
 
     def _timeout(self, told: float) -> float | None:
         moments = [self._pool.next_deadline()]
@@ -135,9 +142,10 @@ class Launcher:
             return
         raw = client.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
         _pid, uid, _gid = _UCRED.unpack(raw)
+        self._is_refusing = rights.admit(client)
         if uid not in self._allowed_uids:
             say(WARNING, f"refusing a client with uid {uid}")
-            client.close()
+            self._close(client)
             return
         client.setblocking(False)
         self._client = client
@@ -168,11 +176,30 @@ class Launcher:
         """Kill everything at once; then destroy it, one by one, in helpers."""
         if self._client is not None:
             say(WARNING, f"the client's channel ended ({why}): ending all environments")
-            self._client.close()
+            self._close(self._client)
             self._client = None
         while self._outgoing:
             close_all(self._outgoing.popleft()[1])
         self._verbs.end_all()
+
+    def _may_accept(self) -> bool:
+        return not self._ended and len(self._parting) < PARTING_MAX
+
+    def _close(self, end: socket.socket) -> None:
+        """Close a connection, now or when there is room for a child; never waits."""
+        if self._is_refusing:
+            end.close()
+        else:
+            self._ended.append(end)
+            self._part()
+
+    def _part(self) -> None:
+        while self._ended:
+            try:
+                self._parting.add(parting.close(self._ended[0]))
+            except OSError:
+                return
+            self._ended.pop(0)
 
     def _reply(self, reply: LauncherReply, descriptors: list[int]) -> None:
         """Send or queue; takes over the descriptors."""
@@ -207,6 +234,9 @@ class Launcher:
                 return
             if pid == 0:
                 return
+            if pid in self._parting:
+                self._parting.discard(pid)
+                continue
             self._verbs.reaped(pid, status)
 
 

@@ -13,7 +13,7 @@ from functools import partial
 import msgspec
 
 from sbxd.launcher import destroy, erase, fast, prepare, rest, sentry
-from sbxd.launcher.books import Books, Environment
+from sbxd.launcher.books import Books, Environment, wait
 from sbxd.launcher.filters import Filters
 from sbxd.launcher.helpers import Work, discard
 from sbxd.launcher.kernel.process import ERROR, say
@@ -251,7 +251,7 @@ class Verbs:
 
     def _destroy(self, request: Destroy) -> None:
         environment = self._begin_destroy(request.environment_id)
-        environment.waiters.append(request.ticket)
+        wait(environment.waiters, request.ticket)
         environment.party = request.party
 
     def _begin_destroy(self, environment_id: str) -> Environment:
@@ -318,15 +318,14 @@ class Verbs:
             image = self._books.image(digest)
             fresh = image.move(ImageTrigger.UNPACK) is ImageState.SETTLED
             work, lane = partial(rest.image_unpack, request, self._filters.unpacker), Lane.UNPACK
-        image.waiters.append(request.ticket)
+        wait(image.waiters, request.ticket)
         if not fresh:
             return
 
         def ended(result: Result) -> None:
             self._client_jobs.discard(job)
             discard(result)
-            image.move(ImageTrigger.ENDED)
-            tickets, image.waiters = image.waiters, []
+            tickets = self._books.end_image(digest)
             reply = result[0].reply if result is not None else None
             if reply is None:
                 reply = _failed(request.ticket, "helper", 0, "the helper died or took too long")

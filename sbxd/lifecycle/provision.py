@@ -214,7 +214,7 @@ class Provisioner:
     def _taken(self) -> Room:
         occupying = [each for each in self._registry.supervisors if each.is_occupying]
         return Room(
-            self._settings.limits,
+            self._settings,
             [
                 Held(each.tenancy.owner_uid, each.specification.limits.memory_bytes)
                 for each in occupying

@@ -24,10 +24,10 @@ from struct import Struct
 
 import trio
 
+from sbxd import rights
 from sbxd.jail.frames import Which
 
 SHORTAGE_PAUSE_SECONDS = 0.1
-_SO_PASSRIGHTS = 83
 _WORD = b"\0"
 _NUMBER = Struct("=I")
 
@@ -197,6 +197,5 @@ def _pair(kind: socket.SocketKind) -> tuple[socket.socket, socket.socket]:
     """Our end, which does not block, and theirs."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, kind)
     ours.setblocking(False)
-    with suppress(OSError):  # a kernel before 6.16
-        ours.setsockopt(socket.SOL_SOCKET, _SO_PASSRIGHTS, 0)
+    rights.refuse(ours)
     return ours, theirs

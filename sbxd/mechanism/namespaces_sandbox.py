@@ -19,6 +19,7 @@ from functools import partial
 
 import trio
 
+from sbxd import rights
 from sbxd.launcher.channel import close_all
 from sbxd.launcher.requests import (
     LEAF_DESCRIPTORS,
@@ -480,5 +481,8 @@ async def destroy_environment(
 
 
 def socket_of(descriptor: int) -> trio.socket.SocketType:
-    """The socket that this descriptor is; it owns the descriptor."""
-    return trio.socket.from_stdlib_socket(socket.socket(fileno=descriptor))
+    """The socket that this descriptor is; it owns the descriptor, and takes none from its peer
+    where the kernel can refuse them."""
+    end = socket.socket(fileno=descriptor)
+    rights.refuse(end)
+    return trio.socket.from_stdlib_socket(end)

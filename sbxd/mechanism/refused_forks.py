@@ -21,6 +21,8 @@ from struct import error as StructError
 
 import trio
 
+from sbxd import rights
+
 MESSAGES_MAX = 512
 PACE_SECONDS = 0.01
 _ROUNDS_MAX = 8  # more than a socket holds
@@ -92,6 +94,7 @@ class RefusedForks:
 
     def __init__(self, descriptor: int) -> None:
         self._socket = socket.socket(fileno=descriptor)
+        rights.refuse(self._socket)
         self._socket.setblocking(False)
         self._count = 0
         self._is_open = True

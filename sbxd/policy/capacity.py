@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from sbxd.settings import LimitSettings
+from sbxd.settings import Settings
 
 RETRY_SECONDS_MIN = 1.0
 RETRY_SECONDS_MAX = 30.0
@@ -23,11 +23,27 @@ class Held:
     memory_bytes: int
 
 
+def environments_per_peer_max(settings: Settings) -> int:
+    """How many environments one worker uid may have at a time.
+
+    As the operator says; otherwise half of `environments_max`, at least 1, where more than one uid
+    is listed or a group is, so that no worker can take the places of all others; and all of them
+    where nobody else could want one.
+    """
+    limits, service = settings.limits, settings.service
+    if limits.environments_per_peer_max is not None:
+        return limits.environments_per_peer_max
+    if service.worker_gids or len(set(service.worker_uids)) > 1:
+        return max(limits.environments_max // 2, 1)
+    return limits.environments_max
+
+
 class Room:
     """What is taken now, against the operator's limits."""
 
-    def __init__(self, limits: LimitSettings, held: Collection[Held]) -> None:
-        self._limits = limits
+    def __init__(self, settings: Settings, held: Collection[Held]) -> None:
+        self._limits = settings.limits
+        self._per_peer_max = environments_per_peer_max(settings)
         self._of_owner = Counter(each.owner for each in held)
         self._count = len(held)
         self._memory_bytes = sum(each.memory_bytes for each in held)
@@ -37,7 +53,7 @@ class Room:
         most = self._limits.memory_committed_max_bytes
         return (
             self._count < self._limits.environments_max
-            and self._of_owner[wanted.owner] < self._limits.environments_per_peer_max
+            and self._of_owner[wanted.owner] < self._per_peer_max
             and (most is None or self._memory_bytes + wanted.memory_bytes <= most)
         )
 
@@ -47,7 +63,7 @@ class Room:
         text = (
             f"{self._count} environments are live (at most {limits.environments_max}), "
             f"{self._of_owner[wanted.owner]} of this peer "
-            f"(at most {limits.environments_per_peer_max})"
+            f"(at most {self._per_peer_max})"
         )
         if limits.memory_committed_max_bytes is not None:
             text += (

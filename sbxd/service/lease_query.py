@@ -6,16 +6,17 @@ kernel reports it: another process in the socket's place can end nobody's enviro
 is bounded in time as a whole; an answer that is late, partial or illegal is no answer.
 """
 
-import socket
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import trio
 
+from sbxd.closing import Closers
 from sbxd.lifecycle.leases import AuthorityUnanswered, LeaseAuthority
 from sbxd.port.ids import EnvironmentId
 from sbxd.port.leases import LeaseStanding
 from sbxd.service.peer import read_peer_credentials
+from sbxd.service.unix import UnixStream, connect
 from sbxd.settings import Settings
 from sbxd.wire import leases as w
 from sbxd.wire.connection import Pause
@@ -36,6 +37,7 @@ class RemoteLeaseAuthority:
     owner_uids: frozenset[int]
     socket_path: str
     answer_seconds: float = ANSWER_SECONDS
+    closers: Closers = field(default_factory=Closers)
 
     async def ask(self, environment_ids: Sequence[EnvironmentId]) -> Sequence[LeaseStanding]:
         """As the protocol."""
@@ -52,7 +54,7 @@ class RemoteLeaseAuthority:
             raise AuthorityUnanswered("the connection broke") from None
 
     async def _ask(self, environment_ids: Sequence[EnvironmentId]) -> list[LeaseStanding]:
-        async with await _connect(self.socket_path) as stream:
+        async with await connect(self.socket_path, self.closers) as stream:
             peer = read_peer_credentials(stream.socket)
             if peer.uid != 0 and peer.uid not in self.owner_uids:
                 raise AuthorityUnanswered(f"uid {peer.uid} listens there, which is none of its own")
@@ -72,8 +74,9 @@ class RemoteLeaseAuthority:
 
 def lease_authorities(settings: Settings) -> list[LeaseAuthority]:
     """Those that are configured, in the order of their names."""
+    closers = Closers()
     return [
-        RemoteLeaseAuthority(name, frozenset(each.owner_uids), each.socket)
+        RemoteLeaseAuthority(name, frozenset(each.owner_uids), each.socket, closers=closers)
         for name, each in sorted(settings.leases.authorities.items())
     ]
 
@@ -81,7 +84,7 @@ def lease_authorities(settings: Settings) -> list[LeaseAuthority]:
 class _Exchange:
     """Question and answer, in turn."""
 
-    def __init__(self, stream: trio.SocketStream) -> None:
+    def __init__(self, stream: UnixStream) -> None:
         self._stream = stream
         self._wire = w.LeaseConnection(Sender.CLIENT)
 
@@ -94,13 +97,3 @@ class _Exchange:
             if isinstance(event, Message):
                 return event
             self._wire.receive_data(await self._stream.receive_some(RECEIVE_BYTES))
-
-
-async def _connect(path: str) -> trio.SocketStream:
-    connection = trio.socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        await connection.connect(path)
-    except BaseException:
-        connection.close()
-        raise
-    return trio.SocketStream(connection)

@@ -26,6 +26,7 @@ from sbxd.service.peer import (
     read_peer_credentials,
 )
 from sbxd.service.session import Session, SessionContext
+from sbxd.service.unix import UnixStream
 from sbxd.wire.connection import ServerConnection
 from sbxd.wire.legality import Role
 from sbxd.wire.messages import Goodbye, GoodbyeCode
@@ -49,8 +50,8 @@ class DoorListener:
 
 
 def peer_of_socket(stream: trio.abc.Stream) -> PeerCredentials:
-    """The peer of a SocketStream. Raises OSError for any other stream."""
-    if not isinstance(stream, trio.SocketStream):
+    """The peer of a UnixStream. Raises OSError for any other stream."""
+    if not isinstance(stream, UnixStream):
         raise OSError(errno.ENOTSOCK, "not a socket")
     return read_peer_credentials(stream.socket)
 

@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 import trio
 
+from sbxd.service.unix import UnixStream
 from sbxd.wire.connection import ServerConnection
 from sbxd.wire.messages import Goodbye, Message
 
@@ -28,7 +29,7 @@ def send_now_on(stream: trio.abc.Stream) -> SendNow:
     """Sends on a socket at once, so that a reply need not wait for the writer's turn; on another
     stream, nothing. What cannot be sent is the writer's, who finds out why."""
 
-    if not isinstance(stream, trio.SocketStream):
+    if not isinstance(stream, UnixStream):
         return lambda frame: 0
     socket = stream.socket
 

@@ -21,6 +21,7 @@ from sbxd.service.dispatch import Dispatch
 from sbxd.service.exchange import Exchange
 from sbxd.service.outgoing import Outgoing, PeerStalled, send_now_on
 from sbxd.service.peer import judge_hello
+from sbxd.service.unix import DescriptorsSent
 from sbxd.settings import Settings
 from sbxd.wire import messages as m
 from sbxd.wire.connection import Pause, ServerConnection
@@ -191,6 +192,10 @@ class Session:
                     return event
                 try:
                     data = bytes(await self._stream.receive_some(RECEIVE_BYTES))
+                except DescriptorsSent as problem:
+                    self._refusal = PeerRefusal.PROTOCOL_VIOLATED
+                    self._farewell = m.Goodbye(code=m.GoodbyeCode.PROTOCOL, reason=str(problem))
+                    return None
                 except (trio.BrokenResourceError, trio.ClosedResourceError):
                     return None
                 self._last_received = trio.current_time()

@@ -9,6 +9,7 @@ import click
 
 from sbxd.client.authority import GRACE_SECONDS, Admitted, LeaseAuthority
 from sbxd.client.leases import LeaseRegistrar
+from sbxd.closing import allow_interrupts
 from sbxd.port.errors import ExecutionUnavailable, StaleLease
 from sbxd.port.ids import RunId, TenantId
 
@@ -71,6 +72,7 @@ def leases(
             if failure is not None:
                 raise click.ClickException(failure.detail)
 
+    allow_interrupts()
     anyio.run(serve)
 
 

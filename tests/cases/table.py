@@ -190,4 +190,13 @@ CASES: dict[str, Case] = {
     "PEER-32": Case("a restart while workspaces of the dead are not erased yet"),
     "DMN-15": Case("the eraser's process, were it taken over"),
     "DMN-16": Case("files of a workspace through the daemon's descriptor of the volume"),
+    "PEER-01": Case("a descriptor in flight whose close sleeps, to a daemon's socket"),
+    "PEER-02": Case("the same from a peer that is refused: not listed, or one too many"),
+    "PEER-03": Case("closes that sleep, more than there are threads for"),
+    "PEER-04": Case("a socket beside the one path that accepts"),
+    "PEER-05": Case("the same to a lease authority, or from one to the daemon"),
+    "PEER-06": Case("one worker uid that takes every place"),
+    "DMN-01": Case("a descriptor in flight whose close sleeps, to the launcher"),
+    "DMN-02": Case("the same from a daemon to a worker"),
+    "DMN-03": Case("requests that make the launcher remember ever more"),
 }

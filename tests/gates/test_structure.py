@@ -18,7 +18,7 @@ LINES_MAX = 500
 LONG_MODULES = {"sbxd.jail.syscalls": "one wrapper per system call, nothing to split"}
 
 # What must be read whole to trust the root process and what it forks, in lines.
-TRUSTED = ("sbxd.launcher", "sbxd.jail", "sbxd.oci", "sbxd.steward")
+TRUSTED = ("sbxd.launcher", "sbxd.jail", "sbxd.oci", "sbxd.rights", "sbxd.steward")
 TRUSTED_LINES_MAX = 12_800
 
 # The only place that may catch everything, to answer a peer and survive.

@@ -1,5 +1,7 @@
 """Room for one more environment, and what a host may promise."""
 
+from collections.abc import Collection
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -7,7 +9,7 @@ from hypothesis import strategies as st
 from sbxd.config import decode
 from sbxd.host import memory_refusals, with_host_memory
 from sbxd.policy.admission import admit_memory
-from sbxd.policy.capacity import Held, Room, retry_after_seconds
+from sbxd.policy.capacity import Held, Room, environments_per_peer_max, retry_after_seconds
 from sbxd.port.errors import ExecutionRejected, RejectedCode
 from sbxd.port.limits import GIB, MIB
 from sbxd.settings import DEFAULT_LIMITS, LimitSettings, Settings
@@ -17,22 +19,52 @@ LIMITS = LimitSettings(
 )
 
 
+def room(limits: LimitSettings, held: Collection[Held]) -> Room:
+    return Room(Settings(limits=limits), held)
+
+
 def small(owner: int) -> Held:
     return Held(owner, 64 * MIB)
 
 
 def test_places_of_all_of_one_peer_and_memory_are_each_a_bound() -> None:
-    assert Room(LIMITS, []).has(small(1))
-    assert not Room(LIMITS, [small(1), small(1)]).has(small(1)), "its peer has as many as it may"
-    assert Room(LIMITS, [small(1), small(1)]).has(small(2)), "the control: another peer"
-    assert not Room(LIMITS, [small(1), small(2), small(3)]).has(small(4))
-    assert not Room(LIMITS, [Held(1, 193 * MIB)]).has(small(2)), "more than may be promised"
-    assert Room(LIMITS, [Held(1, 192 * MIB)]).has(small(2)), "the control: exactly as much"
+    assert room(LIMITS, []).has(small(1))
+    assert not room(LIMITS, [small(1), small(1)]).has(small(1)), "its peer has as many as it may"
+    assert room(LIMITS, [small(1), small(1)]).has(small(2)), "the control: another peer"
+    assert not room(LIMITS, [small(1), small(2), small(3)]).has(small(4))
+    assert not room(LIMITS, [Held(1, 193 * MIB)]).has(small(2)), "more than may be promised"
+    assert room(LIMITS, [Held(1, 192 * MIB)]).has(small(2)), "the control: exactly as much"
+
+
+@pytest.mark.case("PEER-06")
+@pytest.mark.parametrize(
+    ("text", "most"),
+    [
+        ("", 256),
+        ("[service]\nworker_uids = [1000]\n", 256),
+        ("[service]\nworker_uids = [1000, 1000]\n", 256),
+        ("[service]\nworker_uids = [1000, 1001]\n", 128),
+        ("[service]\nworker_gids = [1000]\n", 128),
+        ("[service]\nworker_uids = [1000]\nworker_gids = [1000]\n", 128),
+        ("[limits]\nenvironments_max = 1\n[service]\nworker_uids = [1, 2]\n", 1),
+        ("[limits]\nenvironments_per_peer_max = 7\n[service]\nworker_uids = [1, 2]\n", 7),
+        ("[limits]\nenvironments_per_peer_max = 7\n", 7),
+    ],
+)
+def test_one_worker_uid_leaves_room_where_there_are_others(text: str, most: int) -> None:
+    settings = decode(text.encode())
+    assert environments_per_peer_max(settings) == most
+    held = [Held(1000, MIB)] * most
+    assert Room(settings, held[1:]).has(Held(1000, MIB))
+    taken = Room(settings, held)
+    assert not taken.has(Held(1000, MIB)), "it has as many as it may"
+    assert taken.has(Held(1001, MIB)) is (most < settings.limits.environments_max)
+    assert f"(at most {most})" in taken.describe(Held(1000, MIB))
 
 
 def test_without_a_bound_memory_is_not_counted() -> None:
     unbounded = LimitSettings()
-    assert Room(unbounded, [Held(1, 2**49)] * 3).has(Held(1, 2**49))
+    assert room(unbounded, [Held(1, 2**49)] * 3).has(Held(1, 2**49))
 
 
 @given(st.lists(st.tuples(st.integers(1, 4), st.integers(8 * MIB, 512 * MIB)), max_size=40))
@@ -42,14 +74,14 @@ def test_whatever_is_asked_for_no_more_is_promised_than_may_be(
     held: list[Held] = []
     for owner, memory in asked:
         wanted = Held(owner, memory)
-        if Room(LIMITS, held).has(wanted):
+        if room(LIMITS, held).has(wanted):
             held.append(wanted)
     assert sum(each.memory_bytes for each in held) <= 256 * MIB
     assert len(held) <= 3
 
 
 def test_whoever_is_refused_is_told_what_is_taken() -> None:
-    text = Room(LIMITS, [Held(1, 200 * MIB)]).describe(small(1))
+    text = room(LIMITS, [Held(1, 200 * MIB)]).describe(small(1))
     assert "1 environments are live (at most 3)" in text
     assert f"{200 * MIB} bytes of memory are promised (at most {256 * MIB}" in text
     assert str(64 * MIB) in text

@@ -68,7 +68,10 @@ PROBES: dict[str, list[tuple[int, ...]]] = {
     ],
     "mknod": [(0, mode | 0o644) for mode in (0, 0x1000, 0x2000, 0x6000, 0x8000, 0xC000)],
     "mknodat": [(0, 0, mode | 0o644) for mode in (0, 0x1000, 0x2000, 0x6000, 0x8000, 0xC000)],
-    "fcntl": [(0, value) for value in (0, 1, 2, 3, 4, 6, 38, 1024, 1025, 1026, 1030, 1033, 2**33)],
+    "fcntl": [
+        (0, value)
+        for value in (0, 1, 2, 3, 4, 6, 38, 1024, 1025, 1026, 1030, 1031, 1032, 1033, 2**33)
+    ],
     "setrlimit": [(resource, 0x1000) for resource in (3, 4, 7, 15, 2**32 + 4)],
     "prlimit64": [
         *((0, resource, 0x1000, 0) for resource in (3, 4, 7, 15, 2**32 + 4)),

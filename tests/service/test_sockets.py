@@ -1,6 +1,7 @@
 """The service on real Unix sockets, with the kernel's word on the peer and both kinds of client."""
 
 import os
+import socket
 from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
@@ -14,10 +15,12 @@ from sbxd.audit.events import Door, PeerRefused
 from sbxd.client.admin import connect_admin
 from sbxd.client.remote import connect
 from sbxd.client.workspace import RemoteWorkspace
+from sbxd.closing import Closers
 from sbxd.fake.engine import FAKE_SETTINGS
 from sbxd.port.command import ExecutionCommand
 from sbxd.port.errors import ExecutionRejected, RejectedCode
 from sbxd.service.listener import DoorListener, Service
+from sbxd.service.unix import UnixListener
 from sbxd.settings import AuthMode
 from tests.service.memory import LOG, MemoryDaemon, memory_daemon
 from tests.service.requests import SCRIPT, SPECIFICATION
@@ -25,11 +28,11 @@ from tests.service.requests import SCRIPT, SPECIFICATION
 CREDENTIAL = b"credential-of-the-service"
 
 
-async def listen(path: Path) -> trio.SocketListener:
-    socket = trio.socket.socket(trio.socket.AF_UNIX, trio.socket.SOCK_STREAM)
-    await socket.bind(str(path))
-    socket.listen(16)
-    return trio.SocketListener(socket)
+def listen(path: Path) -> UnixListener:
+    listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    listening.bind(str(path))
+    listening.listen(16)
+    return UnixListener(listening, Closers())
 
 
 async def serving(
@@ -41,8 +44,8 @@ async def serving(
     async with memory_daemon(SCRIPT, settings=settings, credential=CREDENTIAL) as daemon:
         service = Service(daemon.context, daemon.audit, LOG)
         listeners = [
-            DoorListener(Door.WORKER, await listen(worker)),
-            DoorListener(Door.ADMIN, await listen(admin)),
+            DoorListener(Door.WORKER, listen(worker)),
+            DoorListener(Door.ADMIN, listen(admin)),
         ]
         async with trio.open_nursery() as nursery:
             await nursery.start(service.serve, listeners)

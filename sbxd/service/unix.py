@@ -1,0 +1,135 @@
+"""The Unix sockets of the daemon: the one place that accepts, receives from and closes them.
+
+A peer may send descriptors along (SCM_RIGHTS), and whoever drops a lingering one sleeps. Where the
+kernel has SO_PASSRIGHTS the sender is refused; elsewhere, and for who connected before the daemon
+was started, each receive looks first, and an end in which a descriptor waits is closed by a thread.
+
+Invariants: the event loop never drops a descriptor of a peer; a peer that sends one has its
+connection ended. While too many ends wait for their close, nothing is accepted.
+
+Source: decision 0180; held for every socket by `tests/gates/test_unix_sockets.py`.
+"""
+
+import errno
+import socket
+
+import trio
+
+from sbxd import rights
+from sbxd.closing import Closers
+
+ROOM_PAUSE_SECONDS = 0.05
+RECEIVE_BYTES = 64 * 1024
+# What accept(2) says of a connection that is gone already.
+_AGAIN = (errno.ECONNABORTED, errno.EPROTO)
+
+
+class DescriptorsSent(trio.BrokenResourceError):
+    """The peer sent descriptors: its connection is to be ended."""
+
+
+class UnixStream(trio.abc.HalfCloseableStream):
+    """A connected Unix stream socket. Made by `accept` and `connect`."""
+
+    def __init__(self, end: socket.socket, closers: Closers, *, is_refusing: bool) -> None:
+        end.setblocking(False)
+        self.socket = trio.socket.from_stdlib_socket(end)
+        self._end = end
+        self._closers = closers
+        self._is_refusing = is_refusing
+        self._stream = trio.SocketStream(self.socket)
+
+    async def receive_some(self, max_bytes: int | None = None) -> bytes:
+        """As any stream. Raises DescriptorsSent."""
+        if self._is_refusing:
+            return bytes(await self._stream.receive_some(max_bytes))
+        await trio.lowlevel.checkpoint()
+        while True:
+            if self._end.fileno() < 0:
+                raise trio.ClosedResourceError
+            try:
+                return rights.receive(self._end, max_bytes or RECEIVE_BYTES)
+            except BlockingIOError:
+                await trio.lowlevel.wait_readable(self._end)
+            except rights.DescriptorsSent as problem:
+                raise DescriptorsSent(problem.strerror) from None
+            except OSError as problem:
+                raise trio.BrokenResourceError(str(problem)) from problem
+
+    async def send_all(self, data: bytes | bytearray | memoryview) -> None:
+        """As any stream."""
+        await self._stream.send_all(data)
+
+    async def wait_send_all_might_not_block(self) -> None:
+        """As any stream."""
+        await self._stream.wait_send_all_might_not_block()
+
+    async def send_eof(self) -> None:
+        """As any stream."""
+        await self._stream.send_eof()
+
+    async def aclose(self) -> None:
+        """As any stream; the kernel's part may end later, in a thread."""
+        if self._end.fileno() >= 0:
+            trio.lowlevel.notify_closing(self._end)
+            self._closers.close(self._end, is_refusing=self._is_refusing)
+        await trio.lowlevel.checkpoint()
+
+
+class UnixListener(trio.abc.Listener[UnixStream]):
+    """A listening Unix stream socket, which it owns. `closers`: those of its connections."""
+
+    def __init__(self, listening: socket.socket, closers: Closers) -> None:
+        listening.setblocking(False)
+        self._listening = listening
+        self.closers = closers
+        self._is_refusing = rights.refuse(listening)
+
+    async def accept(self) -> UnixStream:
+        """The next connection. Raises OSError when the host is short of something."""
+        while True:
+            if self._listening.fileno() < 0:
+                raise trio.ClosedResourceError
+            await trio.lowlevel.wait_readable(self._listening)
+            await _wait_room(self.closers)
+            try:
+                end, _ = self._listening.accept()
+            except BlockingIOError:
+                continue
+            except OSError as problem:
+                if problem.errno in _AGAIN:
+                    continue
+                raise
+            return UnixStream(end, self.closers, is_refusing=rights.admit(end))
+
+    async def aclose(self) -> None:
+        """Accept nothing more. Who still waits in it may hold descriptors, where the kernel does
+        not refuse them."""
+        if self._listening.fileno() >= 0:
+            trio.lowlevel.notify_closing(self._listening)
+            if self._is_refusing:
+                self._listening.close()
+            else:
+                self.closers.close_unseen(self._listening)
+        await trio.lowlevel.checkpoint()
+
+
+async def connect(path: str, closers: Closers) -> UnixStream:
+    """A connection to the socket at this path. Raises OSError."""
+    await _wait_room(closers)
+    end = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+    try:
+        is_refusing = rights.refuse(end)  # before anybody can send
+        end.setblocking(False)
+        await trio.socket.from_stdlib_socket(end).connect(path)
+    except BaseException:
+        end.close()
+        raise
+    return UnixStream(end, closers, is_refusing=is_refusing)
+
+
+async def _wait_room(closers: Closers) -> None:
+    while True:
+        if closers.has_room:
+            return
+        await trio.sleep(ROOM_PAUSE_SECONDS)
