@@ -134,6 +134,8 @@ class DaemonObserver:
             provision_p50_ms=_milliseconds(derived.provision.quantile(0.5)),
             provision_p99_ms=_milliseconds(derived.provision.quantile(0.99)),
             quarantined=reading.quarantined[:QUARANTINED_SHOWN],
+            quarantined_truncated=len(reading.quarantined) > QUARANTINED_SHOWN,
+            denials_truncated=len(denials) > DENIALS_SHOWN,
             authorities=tuple(
                 AuthorityInfo(
                     name=name,
