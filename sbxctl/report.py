@@ -141,6 +141,8 @@ def show_environment(info: EnvironmentInfo) -> None:
     table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
     limits = info.limits
     argv = " ".join(a.decode("utf-8", "replace") for a in info.running_argv or ())
+    if info.running_argv_truncated:
+        argv += " …"
     for name, value in (
         ("environment", info.handle.environment_id),
         ("tenant", info.handle.tenant_id),

@@ -136,6 +136,8 @@ class DaemonObserver:
             quarantined=reading.quarantined[:QUARANTINED_SHOWN],
             erasing_volumes=reading.erasing_volumes,
             erasing_bytes=reading.erasing_bytes,
+            quarantined_truncated=len(reading.quarantined) > QUARANTINED_SHOWN,
+            denials_truncated=len(denials) > DENIALS_SHOWN,
             authorities=tuple(
                 AuthorityInfo(
                     name=name,

@@ -20,9 +20,10 @@ from anyio.from_thread import BlockingPortal
 
 from sbxd.client.remote import RunDeadline, connect
 from sbxd.client.run_scope import RunScope, remote_workspaces
-from sbxd.port.command import ExecutionCommand, ExecutionResult, FileChange
+from sbxd.port.command import ExecutionCommand, ExecutionResult
 from sbxd.port.environment import EnvironmentSpec
 from sbxd.port.limits import MIB
+from sbxd.port.workspace import Listing
 
 OpenScope = Callable[[], AbstractAsyncContextManager[RunScope]]
 
@@ -75,8 +76,8 @@ class BlockingSandbox:
         """Create or replace a file of the workspace."""
         self._portal.call(self._write, path, data)
 
-    def listdir(self, path: str = ".") -> Sequence[FileChange]:
-        """The entries of one directory of the workspace."""
+    def listdir(self, path: str = ".") -> Listing:
+        """The entries of one directory of the workspace, and whether it holds more."""
         return self._portal.call(self._listdir, path)
 
     async def _execute(self, command: ExecutionCommand) -> ExecutionResult:
@@ -91,7 +92,7 @@ class BlockingSandbox:
         async with self._turn:
             await (await self._scope.workspace()).write(path, data)
 
-    async def _listdir(self, path: str) -> Sequence[FileChange]:
+    async def _listdir(self, path: str) -> Listing:
         async with self._turn:
             return await (await self._scope.workspace()).listdir(path)
 

@@ -16,9 +16,9 @@ from contextlib import suppress
 from typing import TypeVar
 
 import anyio
-import msgspec
 from anyio.abc import ByteStream, SocketAttribute
 
+from sbxd.client.checking import check_request
 from sbxd.port.errors import (
     ExecutionRejected,
     ExecutionUnavailable,
@@ -249,11 +249,10 @@ class Channel:
         self.raise_if_lost()
         request_id = self._connection.fresh_request_id()
         request = make(request_id)
+        check_request(request)
         try:
-            # What a caller built is checked here: the daemon would end the whole connection.
-            msgspec.msgpack.decode(msgspec.msgpack.encode(request), type=type(request))
             frame = self._connection.send(request)
-        except (LocalProtocolError, msgspec.ValidationError, UnicodeEncodeError) as error:
+        except LocalProtocolError as error:
             raise ExecutionRejected(RejectedCode.PROTOCOL, printable(str(error))) from None
         call = Call(self, request_id)
         self._calls[request_id] = call

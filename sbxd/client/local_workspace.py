@@ -36,17 +36,22 @@ from sbxd.client.beneath import (
 )
 from sbxd.client.channel import chunks_of
 from sbxd.client.local_writing import Placed, Unfinished
-from sbxd.policy.containment import relative_bytes, resolve
+from sbxd.policy.containment import PATH_BYTES_MAX, relative_bytes, resolve
 from sbxd.port.artifact import ContentDigest
 from sbxd.port.command import ChangeKind, FileChange
 from sbxd.port.environment import WORKSPACE_ROOT
 from sbxd.port.errors import WorkspaceCode, WorkspaceError, WorkspaceEscape
 from sbxd.port.limits import GIB
-from sbxd.port.workspace import READ_BYTES_MAX, ContentStream, WorkspaceProvenance
+from sbxd.port.workspace import (
+    LISTING_ENTRIES_MAX,
+    LISTING_HASH_BYTES_MAX,
+    READ_BYTES_MAX,
+    ContentStream,
+    Listing,
+    WorkspaceProvenance,
+)
 
 PIECE_BYTES = 256 * 1024
-ENTRIES_MAX = 10_000
-LIST_HASH_BYTES_MAX = 64 * 1024 * 1024
 THREADS = 4
 CLEANUP_SECONDS = 10
 RECORDS_MAX = 100_000
@@ -102,8 +107,8 @@ class LocalWorkspace:
         """As the port; recorded as TOOL_WRITTEN."""
         await self.write_stream(path, size_bytes=len(data), data=chunks_of(data))
 
-    async def listdir(self, path: str) -> list[FileChange]:
-        """As the port. Raises WorkspaceError(TOO_LARGE) above 10,000 entries."""
+    async def listdir(self, path: str) -> Listing:
+        """As the port."""
         name = relative_bytes(path)
         return await self._in_thread(lambda: self._list(name))
 
@@ -153,24 +158,24 @@ class LocalWorkspace:
                 await self._in_thread(unfinished.abandon)
             self._hidden.discard(unfinished.inode)
 
-    def _list(self, path: bytes) -> list[FileChange]:
+    def _list(self, path: bytes) -> Listing:
         prefix = b"" if path == b"." else path + b"/"
         directory = self._open_directory(path)
         try:
             names = sorted(os.fsencode(name) for name in os.listdir(directory))
-            if len(names) > ENTRIES_MAX:
-                raise WorkspaceError(
-                    WorkspaceCode.TOO_LARGE, "the directory holds more entries than a listing may"
-                )
-            found = []
-            left = LIST_HASH_BYTES_MAX
-            for name in names:
+            nameable = [name for name in names if len(prefix + name) <= PATH_BYTES_MAX]
+            found = Listing(truncated=len(nameable) < len(names))
+            left = LISTING_HASH_BYTES_MAX
+            for name in nameable:
                 try:
                     status = os.stat(name, dir_fd=directory, follow_symlinks=False)
                 except FileNotFoundError:
                     continue
                 if status.st_ino in self._hidden:
                     continue
+                if len(found) == LISTING_ENTRIES_MAX:
+                    found.truncated = True
+                    break
                 digest = None
                 if stat.S_ISREG(status.st_mode) and status.st_size <= left:
                     left -= status.st_size

@@ -70,11 +70,12 @@ def execution_result(
     )
 
 
-def file_changes(entries: Iterable[m.WireChange]) -> list[FileChange]:
-    """Entries with their names as text (surrogateescape where they are not UTF-8)."""
+def file_changes(entries: Iterable[m.WireChange], prefix: bytes = b"") -> list[FileChange]:
+    """Entries with their names as text (surrogateescape where they are not UTF-8). prefix: of the
+    folder that was listed."""
     return [
         FileChange(
-            path=name_to_text(entry.path),
+            path=name_to_text(prefix + entry.path),
             change=entry.change,
             size_bytes=entry.size_bytes,
             sha256=entry.sha256,

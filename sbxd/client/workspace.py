@@ -15,7 +15,7 @@ from sbxd.port.artifact import ContentDigest
 from sbxd.port.command import FileChange
 from sbxd.port.environment import WORKSPACE_ROOT, EnvironmentHandle
 from sbxd.port.errors import ExecutionUnavailable, UnavailableCode
-from sbxd.port.workspace import READ_BYTES_MAX, ContentStream, WorkspaceProvenance
+from sbxd.port.workspace import READ_BYTES_MAX, ContentStream, Listing, WorkspaceProvenance
 from sbxd.wire import messages as m
 from sbxd.wire.legality import ALL_TERMINAL
 
@@ -53,9 +53,10 @@ class RemoteWorkspace:
         """Create or replace a file; recorded as TOOL_WRITTEN."""
         await self.write_stream(path, size_bytes=len(data), data=chunks_of(data))
 
-    async def listdir(self, path: str) -> list[FileChange]:
-        """The entries of a directory."""
+    async def listdir(self, path: str) -> Listing:
+        """As the port."""
         name = relative_bytes(path)
+        prefix = b"" if name == b"." else name + b"/"
         entries: list[FileChange] = []
         async with self._call(
             lambda request_id: m.WorkspaceList(
@@ -65,10 +66,11 @@ class RemoteWorkspace:
             while True:
                 message = await call.receive()
                 if isinstance(message, m.Entries):
-                    entries += file_changes(message.entries)
+                    entries += file_changes(message.entries, prefix)
+                elif isinstance(message, m.Listed):
+                    return Listing(entries, truncated=message.truncated)
                 elif type(message) in ALL_TERMINAL:
                     _raise_failure(message)
-                    return entries
 
     async def provenance(self, path: str) -> WorkspaceProvenance:
         """Who wrote this file; UNKNOWN for one that never was."""

@@ -26,7 +26,14 @@ from sbxd.policy.capacity import Held, Room, retry_after_seconds
 from sbxd.policy.command import validate_command
 from sbxd.policy.containment import relative_bytes, resolve
 from sbxd.policy.timeouts import effective_timeout
-from sbxd.port.command import Evidence, ExecutionCommand, ExecutionResult, KillReason, Usage
+from sbxd.port.command import (
+    Evidence,
+    ExecutionCommand,
+    ExecutionResult,
+    KillReason,
+    Usage,
+    fitting_changes,
+)
 from sbxd.port.environment import EnvironmentHandle, EnvironmentSpec
 from sbxd.port.errors import (
     EscapeCode,
@@ -402,7 +409,7 @@ class FakeEngine:
         own_end = killed_by is None
         exit_code = outcome.exit_code if outcome.signal is None else 128 + outcome.signal
         changes = record.workspace.changes_since(before)
-        listed = self._settings.limits.files_changed_max
+        listed, left_out = fitting_changes(changes, self._settings.limits.files_changed_max)
         return ExecutionResult(
             exit_code=exit_code if own_end else None,
             stdout=output[0],
@@ -411,10 +418,10 @@ class FakeEngine:
             stderr_truncated=truncated[1],
             timed_out=killed_by is KillReason.TIMEOUT,
             killed_by=killed_by,
-            files_changed=changes[:listed],
+            files_changed=listed,
             duration_ms=duration_ms,
             signal=outcome.signal if own_end else None,
-            files_changed_truncated=len(changes) > listed,
+            files_changed_truncated=left_out,
             evidence=Evidence(
                 oom_kill=int(killed_by is KillReason.MEMORY),
                 effective_timeout_ms=effective_timeout_ms,

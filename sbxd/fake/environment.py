@@ -19,11 +19,11 @@ from sbxd.fake.script import Script
 from sbxd.policy.containment import relative_bytes, resolve
 from sbxd.policy.network import network_grant
 from sbxd.port.artifact import ContentDigest
-from sbxd.port.command import ExecutionCommand, ExecutionResult, FileChange
+from sbxd.port.command import ExecutionCommand, ExecutionResult
 from sbxd.port.egress import EgressPolicy
 from sbxd.port.environment import WORKSPACE_ROOT, EnvironmentHandle, EnvironmentSpec
 from sbxd.port.errors import WorkspaceCode, WorkspaceError
-from sbxd.port.workspace import READ_BYTES_MAX, ContentStream, WorkspaceProvenance
+from sbxd.port.workspace import READ_BYTES_MAX, ContentStream, Listing, WorkspaceProvenance
 from sbxd.settings import Settings
 
 PIECE_BYTES = 256 * 1024
@@ -147,7 +147,7 @@ class FakeWorkspaceHandle:
         """As the port; recorded as TOOL_WRITTEN."""
         self._engine.write(self._record(), relative_bytes(path), data)
 
-    async def listdir(self, path: str) -> tuple[FileChange, ...]:
+    async def listdir(self, path: str) -> Listing:
         """As the port."""
         return self._record().workspace.listdir(relative_bytes(path))
 

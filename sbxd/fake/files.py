@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from sbxd.port.command import ChangeKind, FileChange
 from sbxd.port.errors import WorkspaceCode, WorkspaceError
-from sbxd.port.workspace import WorkspaceProvenance
+from sbxd.port.workspace import LISTING_ENTRIES_MAX, Listing, WorkspaceProvenance
 
 ROOT = b"."
 
@@ -109,7 +109,7 @@ class FakeWorkspace:
         for entry in [n for n in self._entries if n == name or n.startswith(below)]:
             del self._entries[entry]
 
-    def listdir(self, name: bytes) -> tuple[FileChange, ...]:
+    def listdir(self, name: bytes) -> Listing:
         """The entries of one directory, by their paths relative to the root, sorted.
 
         Raises WorkspaceError: NOT_FOUND, NOT_A_DIRECTORY.
@@ -119,10 +119,17 @@ class FakeWorkspace:
                 raise WorkspaceError(WorkspaceCode.NOT_A_DIRECTORY, "a file, not a directory")
             raise WorkspaceError(WorkspaceCode.NOT_FOUND, "no such directory")
         prefix = b"" if name == ROOT else name + b"/"
-        return tuple(
-            _change(entry, ChangeKind.CREATED, self._entries[entry])
+        names = [
+            entry
             for entry in sorted(self._entries)
             if entry.startswith(prefix) and b"/" not in entry[len(prefix) :]
+        ]
+        return Listing(
+            (
+                _change(entry, ChangeKind.CREATED, self._entries[entry])
+                for entry in names[:LISTING_ENTRIES_MAX]
+            ),
+            truncated=len(names) > LISTING_ENTRIES_MAX,
         )
 
     def provenance(self, name: bytes) -> WorkspaceProvenance:

@@ -5,7 +5,7 @@ that the daemon's lifecycle has. The only module of this package that imports th
 """
 
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping
 from datetime import UTC, datetime
 
 import msgspec
@@ -14,10 +14,12 @@ import trio
 from sbxd.audit.lease_events import ClearingProof
 from sbxd.fake.engine import FakeEngine, Record, Stop, gone
 from sbxd.lifecycle.environments import (
+    LIST_PAGE_ENTRIES,
     BridgeWorker,
     Census,
     ContentSink,
     Description,
+    EntriesSink,
     OutputSink,
     Peer,
     PeerRole,
@@ -27,7 +29,7 @@ from sbxd.lifecycle.environments import (
     ReconcileReport,
 )
 from sbxd.policy.containment import relative_bytes
-from sbxd.port.command import ExecutionCommand, ExecutionResult, FileChange, Usage
+from sbxd.port.command import ExecutionCommand, ExecutionResult, Usage
 from sbxd.port.environment import EnvironmentHandle, EnvironmentSpec
 from sbxd.port.errors import (
     ExecutionRejected,
@@ -140,11 +142,17 @@ class FakeEnvironments:
         self._engine.write(self._find(owner, handle), name, content)
 
     async def listdir(
-        self, owner: Peer, handle: EnvironmentHandle, path: bytes
-    ) -> Sequence[FileChange]:
+        self, owner: Peer, handle: EnvironmentHandle, path: bytes, *, on_entries: EntriesSink
+    ) -> bool:
         """As the protocol."""
         await trio.lowlevel.checkpoint()
-        return self._find(owner, handle).workspace.listdir(relative_bytes(path))
+        found = self._find(owner, handle).workspace.listdir(relative_bytes(path))
+        for start in range(0, len(found), LIST_PAGE_ENTRIES):
+            page = found[start : start + LIST_PAGE_ENTRIES]
+            await on_entries(
+                [msgspec.structs.replace(each, path=each.path.split("/")[-1]) for each in page]
+            )
+        return found.truncated
 
     async def provenance(
         self, owner: Peer, handle: EnvironmentHandle, path: bytes

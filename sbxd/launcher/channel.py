@@ -32,9 +32,16 @@ _replies: "msgspec.msgpack.Decoder[LauncherReply]" = msgspec.msgpack.Decoder(Lau
 _encoder = msgspec.msgpack.Encoder()
 
 
+def _once(raw: bytes) -> None:
+    """Both ends encode alike, so other bytes than those say a thing twice, or are not theirs."""
+    if _encoder.encode(msgspec.msgpack.decode(raw)) != raw:
+        raise ValueError("a key is there twice, or the encoding is not this protocol's")
+
+
 def decode_request(raw: bytes) -> LauncherRequest:
     """The request that these bytes are. Raises ChannelViolation for anything else whatever."""
     try:
+        _once(raw)
         return _requests.decode(raw)
     except (msgspec.DecodeError, ValueError) as problem:
         raise ChannelViolation(str(problem)) from None
@@ -43,6 +50,7 @@ def decode_request(raw: bytes) -> LauncherRequest:
 def decode_reply(raw: bytes) -> LauncherReply:
     """The reply that these bytes are. Raises ChannelViolation for anything else whatever."""
     try:
+        _once(raw)
         return _replies.decode(raw)
     except (msgspec.DecodeError, ValueError) as problem:
         raise ChannelViolation(str(problem)) from None

@@ -26,6 +26,8 @@ from sbxd.wire.messages import BridgeEnd, OutputStream
 from sbxd.wire.observing import EnvironmentMeter
 from sbxd.wire.repair import ClearingWord
 
+LIST_PAGE_ENTRIES = 1024
+
 
 class PeerRole(StrEnum):
     WORKER = "worker"
@@ -59,6 +61,13 @@ class ContentSink(Protocol):
     """Takes the pieces of a file that is read, in order. It may raise only by cancellation."""
 
     async def __call__(self, data: bytes) -> None: ...
+
+
+class EntriesSink(Protocol):
+    """Takes a page of a listing, at most LIST_PAGE_ENTRIES and never none; blocks while there is
+    no room."""
+
+    async def __call__(self, entries: Sequence[FileChange]) -> None: ...
 
 
 class BridgeWorker(Protocol):
@@ -252,8 +261,12 @@ class Environments(Protocol):
         ...
 
     async def listdir(
-        self, owner: Peer, handle: EnvironmentHandle, path: bytes
-    ) -> Sequence[FileChange]: ...
+        self, owner: Peer, handle: EnvironmentHandle, path: bytes, *, on_entries: EntriesSink
+    ) -> bool:
+        """The entries of one directory, page by page: the next is asked for when on_entries has
+        returned. Their `path` is the name alone. Returns whether the directory holds more than
+        was told."""
+        ...
 
     async def provenance(
         self, owner: Peer, handle: EnvironmentHandle, path: bytes

@@ -4,7 +4,7 @@ Joins what the port promises: admission before anything is touched, ownership be
 done, the audit and the consequences around every command. Holds no state of its own.
 """
 
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 
@@ -20,6 +20,7 @@ from sbxd.lifecycle.environments import (
     Census,
     ContentSink,
     Description,
+    EntriesSink,
     OutputSink,
     Peer,
     Quarantined,
@@ -28,6 +29,7 @@ from sbxd.lifecycle.environments import (
 )
 from sbxd.lifecycle.journal import JournalUnwritable
 from sbxd.lifecycle.leases import LeaseReaper
+from sbxd.lifecycle.listing import list_pages
 from sbxd.lifecycle.machine import State
 from sbxd.lifecycle.provision import Provisioner
 from sbxd.lifecycle.reconcile import Reconciler
@@ -36,7 +38,7 @@ from sbxd.lifecycle.supervisor import Supervisor
 from sbxd.mechanism.protocol import Mechanism, MechanismError, SandboxLost
 from sbxd.policy.admission import admit
 from sbxd.policy.containment import relative_bytes
-from sbxd.port.command import ExecutionCommand, ExecutionResult, FileChange
+from sbxd.port.command import ExecutionCommand, ExecutionResult
 from sbxd.port.environment import EnvironmentHandle, EnvironmentSpec
 from sbxd.port.ids import EnvironmentId
 from sbxd.port.workspace import WorkspaceProvenance
@@ -150,10 +152,10 @@ class LocalEnvironments:
             await supervisor.sandbox.write(relative_bytes(path), size_bytes, data)
 
     async def listdir(
-        self, owner: Peer, handle: EnvironmentHandle, path: bytes
-    ) -> Sequence[FileChange]:
+        self, owner: Peer, handle: EnvironmentHandle, path: bytes, *, on_entries: EntriesSink
+    ) -> bool:
         with self._using(owner, handle) as supervisor:
-            return await supervisor.sandbox.listdir(relative_bytes(path))
+            return await list_pages(supervisor.sandbox, relative_bytes(path), on_entries)
 
     async def provenance(
         self, owner: Peer, handle: EnvironmentHandle, path: bytes

@@ -13,7 +13,7 @@ tasks end when it is released.
 import errno
 import os
 import socket
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import suppress
 from functools import partial
 
@@ -46,6 +46,7 @@ from sbxd.mechanism.protocol import (
     BridgeDoor,
     Changes,
     CommandSpec,
+    ListPage,
     MechanismError,
     ProcessSurvived,
     ProxyDoor,
@@ -66,7 +67,6 @@ from sbxd.mechanism.starting import (
 )
 from sbxd.mechanism.steward_client import StewardClient
 from sbxd.mechanism.volume import Volume
-from sbxd.port.command import FileChange
 from sbxd.port.ids import EnvironmentId
 from sbxd.port.limits import ResourceLimits
 from sbxd.port.network import NetworkShape
@@ -455,9 +455,13 @@ class NamespacesSandbox:
         with self._snapshots.writing():
             await self._steward.write(path, size_bytes, data)
 
-    async def listdir(self, path: bytes) -> Sequence[FileChange]:
-        """The entries of one directory."""
-        return await self._steward.listdir(path)
+    async def list_page(
+        self, path: bytes, *, after: bytes, maximum: int, hash_bytes_max: int
+    ) -> ListPage:
+        """Some entries of one directory."""
+        return await self._steward.list_page(
+            path, after=after, maximum=maximum, hash_bytes_max=hash_bytes_max
+        )
 
     async def provenance(self, path: bytes) -> WorkspaceProvenance:
         """Who wrote this file last."""

@@ -5,7 +5,7 @@ A mechanism builds slots ahead of need (the reserve), hands them out, and remove
 mechanism only starts, measures and ends.
 """
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Protocol
@@ -133,6 +133,20 @@ class Changes:
     truncated: bool
     workspace_bytes: int
     workspace_inodes: int
+
+
+@dataclass(frozen=True)
+class ListPage:
+    """Some entries of one directory, in bytewise order, each as CREATED. Their `path` is the name
+    alone: a page is small, whatever the directory's own path is.
+
+    more: there are others behind the last one. omitted: a name is left out since its path would be
+    too long. hashed_bytes: read for digests."""
+
+    entries: tuple[FileChange, ...]
+    more: bool
+    omitted: bool
+    hashed_bytes: int
 
 
 class RunningCommand(Protocol):
@@ -297,7 +311,12 @@ class Sandbox(Protocol):
         """Create or replace one file atomically from exactly size_bytes."""
         ...
 
-    async def listdir(self, path: bytes) -> Sequence[FileChange]: ...
+    async def list_page(
+        self, path: bytes, *, after: bytes, maximum: int, hash_bytes_max: int
+    ) -> ListPage:
+        """At most `maximum` (1 or more) entries of one directory behind the name `after`, of which
+        files are digested up to hash_bytes_max in all. Raises WorkspaceError, WorkspaceEscape."""
+        ...
 
     async def provenance(self, path: bytes) -> WorkspaceProvenance: ...
 

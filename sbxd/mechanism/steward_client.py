@@ -9,24 +9,24 @@ Deliberately absent: timeouts (the caller's) and any path check beyond what fram
 """
 
 import os
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager, suppress
+from itertools import count
 from typing import NoReturn
 
 import trio
 
-from sbxd.mechanism.protocol import Changes, MechanismError, SandboxLost
-from sbxd.port.command import ChangeKind, FileChange
+from sbxd.mechanism.protocol import Changes, ListPage, MechanismError, SandboxLost
+from sbxd.port.command import ChangeKind, FileChange, change_bytes, changes_bytes_max
 from sbxd.port.errors import WorkspaceCode, WorkspaceError, WorkspaceEscape
 from sbxd.port.workspace import WorkspaceProvenance
 from sbxd.steward import frames
 from sbxd.steward.frames import Data, End, Entry, FrameError, Kind, Opened, Origin, Status
 
-LIST_ENTRIES_MAX = 10_000
-LIST_HASH_BYTES_MAX = 64 * 1024 * 1024
 CHANGES_HASH_BYTES_MAX = 2**63 - 1  # the steward's own bound is the volume's size
 _RECEIVE_BYTES = 256 * 1024
 _NUMBER_MAX = 2**63 - 1
+_LISTED_BYTES_MAX = 1536  # of an entry that is one name, four bytes for each of its characters
 
 _CODES = {
     Status.NOT_FOUND: WorkspaceCode.NOT_FOUND,
@@ -146,15 +146,20 @@ class StewardClient:
             end = await self._ask(frames.Snapshot())
         return end.first, end.second
 
-    async def changes(self, maximum: int) -> Changes:
-        """What changed since the snapshot, the first `maximum` entries by path.
+    async def changes(self, maximum: int, bytes_max: int | None = None) -> Changes:
+        """What changed since the snapshot, the first `maximum` entries by path that fit
+        bytes_max of memory (None: `changes_bytes_max(maximum)`).
 
         Cancellation: the snapshot stays what it was.
         """
         request = frames.Changes(min(maximum, frames.ENTRIES_MAX), self._hash_bytes_max)
         with _of_the_whole("changes"):
-            entries, end = await self._ask_entries(request, request.maximum)
-        return Changes(entries, end.truncated, end.first, end.second)
+            entries, end, fits = await self._ask_entries(
+                request,
+                request.maximum,
+                changes_bytes_max(maximum) if bytes_max is None else bytes_max,
+            )
+        return Changes(entries, end.truncated or not fits, end.first, end.second)
 
     async def usage(self) -> tuple[int, int]:
         """Bytes and inodes in use on the volume."""
@@ -170,12 +175,23 @@ class StewardClient:
         except ValueError:
             self._break("an unknown provenance")
 
-    async def listdir(self, path: bytes) -> Sequence[FileChange]:
-        """The entries of one directory by name, at most LIST_ENTRIES_MAX, each as CREATED. Files
-        are digested up to LIST_HASH_BYTES_MAX in all."""
-        request = frames.List(LIST_ENTRIES_MAX, LIST_HASH_BYTES_MAX, path)
-        entries, _ = await self._ask_entries(request, request.maximum)
-        return entries
+    async def list_page(
+        self, path: bytes, *, after: bytes, maximum: int, hash_bytes_max: int
+    ) -> ListPage:
+        """As the protocol. Nothing is held between two pages."""
+        request = frames.List(maximum, hash_bytes_max, after, path)
+        entries, end, fits = await self._ask_entries(request, maximum, maximum * _LISTED_BYTES_MAX)
+        if not fits:
+            self._break("a page that is too large")
+        last = after
+        for entry in entries:
+            name = entry.path.encode("utf-8", "surrogateescape")
+            if name <= last or b"/" in name:
+                self._break("names out of order")
+            last = name
+        if end.truncated and not entries:
+            self._break("a page of nothing before others")
+        return ListPage(entries, end.truncated, bool(end.second), end.first)
 
     async def read(self, path: bytes, maximum_bytes: int) -> AsyncIterator[bytes]:
         """The bytes of one regular file, in pieces of at most 256 KiB.
@@ -214,18 +230,23 @@ class StewardClient:
             return self._check(await self._receive())
 
     async def _ask_entries(
-        self, request: frames.Request, maximum: int
-    ) -> tuple[tuple[FileChange, ...], End]:
+        self, request: frames.Request, maximum: int, bytes_max: int
+    ) -> tuple[tuple[FileChange, ...], End, bool]:
+        """The entries from the first on that are held in bytes_max, and whether that is all."""
         async with self._turn:
             await self._open(request)
             entries: list[FileChange] = []
-            while True:
+            for number in count():
                 reply = await self._receive()
                 if not isinstance(reply, Entry):
-                    return tuple(entries), self._check(reply)
-                if len(entries) == maximum:
+                    return tuple(entries), self._check(reply), len(entries) == number
+                if number == maximum:
                     self._break("more entries than were asked for")
-                entries.append(self._change(reply))
+                change = self._change(reply)
+                bytes_max -= change_bytes(change)
+                if bytes_max >= 0:
+                    entries.append(change)
+            raise AssertionError("unreachable")
 
     async def ask_piece(
         self, path: bytes, maximum_bytes: int, offset: int, stamp: bytes

@@ -45,6 +45,10 @@ def validate_command(command: ExecutionCommand) -> CommandLine:
     )
     _check_range("timeout_seconds", command.timeout_seconds, TIMEOUT_SECONDS_MAX)
     _check_range("maximum_output_bytes", command.maximum_output_bytes, OUTPUT_BYTES_MAX)
+    if not isinstance(command.stdin, bytes | None):
+        raise _rejected("stdin", f"a {type(command.stdin).__name__}: give bytes, or none")
+    if not isinstance(command.network_enabled, bool):
+        raise _rejected("network_enabled", f"{command.network_enabled!r}: give true or false")
     if command.stdin is not None and len(command.stdin) > STDIN_BYTES_MAX:
         raise _rejected(
             "stdin",
@@ -66,6 +70,8 @@ def validate_argv(argv: Sequence[str] | Sequence[bytes]) -> tuple[bytes, ...]:
             'one string, not a vector: write ["python3", "script.py"], or name the shell: '
             '["bash", "-c", "..."]',
         )
+    if not isinstance(argv, Sequence):
+        raise _rejected("argv", f"a {type(argv).__name__}, not a vector of words")
     if not argv:
         raise _rejected("argv", 'empty: name a program, for example ["python3", "script.py"]')
     if len(argv) > ARGUMENTS_MAX:
@@ -98,6 +104,8 @@ def validate_working_directory(path: str | bytes | PurePosixPath) -> bytes:
     Raises:
         ExecutionRejected: INVALID_COMMAND, with `field` "working_directory".
     """
+    if not isinstance(path, str | bytes | PurePosixPath):
+        raise _rejected("working_directory", f"a {type(path).__name__}: give a path as text")
     try:
         return relative_bytes(path)
     except WorkspaceEscape as escape:

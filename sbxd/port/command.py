@@ -5,6 +5,8 @@ Source: DESIGN section 3 (the execution contract) and S1. `signal`, `evidence`, 
 fields.
 """
 
+import sys
+from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import PurePosixPath
 from typing import Annotated
@@ -14,6 +16,8 @@ from msgspec import Meta, Struct
 ARGV_BYTES_MAX = 64 * 1024
 STDIN_BYTES_MAX = 64 * 1024 * 1024
 OUTPUT_BYTES_MAX = 64 * 1024 * 1024
+CHANGE_COST_BYTES = 400  # of memory, beside the path
+CHANGES_BYTES_MAX = 4 * 1024 * 1024
 
 
 class KillReason(StrEnum):
@@ -55,6 +59,31 @@ class FileChange(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
             raise ValueError("path must be relative and not empty")
         if self.change is ChangeKind.DELETED and self.sha256 is not None:
             raise ValueError("sha256 is None for a deletion")
+
+
+def changes_bytes_max(entries_max: int) -> int:
+    """How many bytes the files_changed of one command may take in memory, for entries_max of them:
+    1 KiB for each, and CHANGES_BYTES_MAX in all. What does not fit is truncated, and said to be."""
+    return min(CHANGES_BYTES_MAX, entries_max * 1024)
+
+
+def change_bytes(change: FileChange) -> int:
+    """What one entry takes in memory."""
+    return sys.getsizeof(change.path) + CHANGE_COST_BYTES
+
+
+def fitting_changes(
+    changes: Sequence[FileChange], entries_max: int
+) -> tuple[tuple[FileChange, ...], bool]:
+    """The first changes within entries_max and its bytes, and whether others were left out."""
+    left = changes_bytes_max(entries_max)
+    fitting: list[FileChange] = []
+    for change in changes[:entries_max]:
+        left -= change_bytes(change)
+        if left < 0:
+            break
+        fitting.append(change)
+    return tuple(fitting), len(fitting) < len(changes)
 
 
 ArgumentField = Annotated[str, Meta(max_length=ARGV_BYTES_MAX)]

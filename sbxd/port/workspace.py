@@ -5,7 +5,7 @@ The rules for paths are `sbxd.policy.containment`; the containment against the r
 is the steward's.
 """
 
-from collections.abc import AsyncIterable, AsyncIterator, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Iterable
 from contextlib import AbstractAsyncContextManager
 from enum import StrEnum
 from pathlib import PurePosixPath
@@ -15,12 +15,26 @@ from sbxd.port.artifact import ContentDigest
 from sbxd.port.command import FileChange
 
 READ_BYTES_MAX = 64 * 1024 * 1024
+LISTING_ENTRIES_MAX = 100_000
+LISTING_HASH_BYTES_MAX = 64 * 1024 * 1024
 
 
 class WorkspaceProvenance(StrEnum):
     UNKNOWN = "unknown"
     TOOL_WRITTEN = "tool_written"
     SANDBOX_WRITTEN = "sandbox_written"
+
+
+class Listing(list[FileChange]):
+    """The entries of one directory by name, each as CREATED: LISTING_ENTRIES_MAX at most. Files
+    are digested up to LISTING_HASH_BYTES_MAX in all; what does not fit has no digest.
+
+    truncated: the directory holds more: it is longer than that, or an entry's path is too long for
+    the service."""
+
+    def __init__(self, entries: Iterable[FileChange] = (), *, truncated: bool = False) -> None:
+        super().__init__(entries)
+        self.truncated = truncated
 
 
 class WorkspaceHandle(Protocol):
@@ -41,7 +55,9 @@ class WorkspaceHandle(Protocol):
 
     async def write(self, path: str, data: bytes) -> None: ...
 
-    async def listdir(self, path: str) -> Sequence[FileChange]: ...
+    async def listdir(self, path: str) -> Listing:
+        """The whole directory, or its first entries and `truncated`."""
+        ...
 
     async def provenance(self, path: str) -> WorkspaceProvenance: ...
 

@@ -38,25 +38,21 @@ from sbxd.port.errors import (
     RejectedCode,
     SandboxEscapeSuspected,
     UnavailableCode,
-    WorkspaceCode,
     WorkspaceError,
     WorkspaceEscape,
 )
 from sbxd.port.ids import EnvironmentId, RunId, TenantId
 from sbxd.service.egress import OperatorEgress, answer
-from sbxd.service.exchange import Exchange, TooManyEntries
+from sbxd.service.exchange import Exchange
 from sbxd.service.listing import page_of, shortened
 from sbxd.service.observing import Observer, observe
 from sbxd.service.posture import own_items
 from sbxd.service.repair import repair
-from sbxd.service.stdin_budget import StdinBudget
 from sbxd.settings import Settings
 from sbxd.wire import messages as m
 from sbxd.wire.descriptions import ImageInfo
 from sbxd.wire.egress import EgressCheck, EgressShow
 from sbxd.wire.observing import MetersQuery, MetricsQuery, StatusQuery
-
-STDIN_BYTES_TOTAL = 256 * 1024 * 1024
 
 
 class Images(Protocol):
@@ -85,7 +81,6 @@ class Dispatch:
         audit: AuditSink,
         log: logging.Logger,
         version: str,
-        stdin_bytes_total: int = STDIN_BYTES_TOTAL,
     ) -> None:
         self._environments = environments
         self._images = images
@@ -95,7 +90,6 @@ class Dispatch:
         self._audit = audit
         self._log = log
         self._version = version
-        self._stdin = StdinBudget(stdin_bytes_total)
 
     async def handle(
         self, peer: Peer, request: m.AnyRequest, exchange: Exchange
@@ -121,14 +115,12 @@ class Dispatch:
             return m.WorkspaceEscaped(request_id=request_id, detail=error.detail)
         except WorkspaceError as error:
             return m.WorkspaceFailed(request_id=request_id, code=error.code, detail=error.detail)
-        except TooManyEntries:
-            return m.WorkspaceFailed(
-                request_id=request_id,
-                code=WorkspaceCode.TOO_LARGE,
-                detail="the directory holds more entries than a listing may",
-            )
         except PortError as error:
             return await self._refusal(peer, request, error)
+
+    async def refuse(self, peer: Peer, request: m.AnyRequest, error: PortError) -> m.TerminalReply:
+        """The terminal reply to a request that is not handled at all, once it is recorded."""
+        return await self._refusal(peer, request, error)
 
     async def _answer(
         self, peer: Peer, request: m.AnyRequest, exchange: Exchange
@@ -183,16 +175,15 @@ class Dispatch:
         )
         validate_command(command)
         self._admit()
-        with self._stdin.reserve(request.stdin_bytes):
-            stdin = b"".join([piece async for piece in exchange.upload()])
-            result = await self._environments.execute(
-                peer,
-                request.handle,
-                msgspec.structs.replace(command, stdin=stdin),
-                cancelled=exchange.end_by_event(),
-                on_output=exchange.send_output,
-                bridge=exchange.bridge if request.bridge else None,
-            )
+        stdin = b"".join([piece async for piece in exchange.upload()])
+        result = await self._environments.execute(
+            peer,
+            request.handle,
+            msgspec.structs.replace(command, stdin=stdin),
+            cancelled=exchange.end_by_event(),
+            on_output=exchange.send_output,
+            bridge=exchange.bridge if request.bridge else None,
+        )
         await exchange.send_entries(result.files_changed)
         return m.Executed(
             request_id=request.request_id,
@@ -237,9 +228,10 @@ class Dispatch:
                     data=exchange.upload(),
                 )
             case m.WorkspaceList():
-                await exchange.send_entries(
-                    await self._environments.listdir(peer, request.handle, path)
+                truncated = await self._environments.listdir(
+                    peer, request.handle, path, on_entries=exchange.send_entries
                 )
+                return m.Listed(request_id=request.request_id, truncated=truncated)
             case m.WorkspaceProvenanceQuery():
                 provenance = await self._environments.provenance(peer, request.handle, path)
                 return m.ProvenanceIs(request_id=request.request_id, provenance=provenance)

@@ -16,7 +16,6 @@ from sbxd.service.bridge import BridgeExchange
 from sbxd.service.outgoing import Outgoing
 from sbxd.wire.connection import ServerConnection
 from sbxd.wire.errors import LocalProtocolError
-from sbxd.wire.legality import ENTRIES_MAX
 from sbxd.wire.messages import (
     CHUNK_BYTES_MAX,
     INITIAL_CREDIT_BYTES,
@@ -29,12 +28,8 @@ from sbxd.wire.messages import (
 )
 
 CREDIT_BATCH_BYTES = INITIAL_CREDIT_BYTES // 4
-ENTRIES_FRAME_BYTES = 256 * 1024
+ENTRIES_FRAME_BYTES = 64 * 1024
 ENTRIES_PER_FRAME = 1024
-
-
-class TooManyEntries(Exception):
-    """A listing is longer than the protocol carries."""
 
 
 class Exchange:
@@ -99,18 +94,16 @@ class Exchange:
             self._outgoing.queue(Content(request_id=self.request_id, data=data[:size]))
             data = data[size:]
 
-    async def send_entries(self, changes: Sequence[FileChange]) -> None:
-        """Send a listing, in frames of bounded size. Raises TooManyEntries before the first."""
-        if len(changes) > ENTRIES_MAX:
-            raise TooManyEntries(f"{len(changes)} entries")
+    async def send_entries(self, entries: Sequence[FileChange]) -> None:
+        """Send entries, in frames of bounded size. Blocks while there is no space for one."""
         batch: list[WireChange] = []
         size = 0
-        for change in changes:
+        for each in entries:
             entry = WireChange(
-                path=change.path.encode("utf-8", "surrogateescape"),
-                change=change.change,
-                size_bytes=change.size_bytes,
-                sha256=change.sha256,
+                path=each.path.encode("utf-8", "surrogateescape"),
+                change=each.change,
+                size_bytes=each.size_bytes,
+                sha256=each.sha256,
             )
             length = len(msgspec.msgpack.encode(entry))
             if batch and (size + length > ENTRIES_FRAME_BYTES or len(batch) == ENTRIES_PER_FRAME):

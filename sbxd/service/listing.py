@@ -31,4 +31,6 @@ def shortened(info: EnvironmentInfo) -> EnvironmentInfo:
     if info.running_argv is None:
         return info
     argv = tuple(word[:LISTED_ARGUMENT_BYTES] for word in info.running_argv[:LISTED_ARGUMENTS])
-    return msgspec.structs.replace(info, running_argv=argv)
+    return msgspec.structs.replace(
+        info, running_argv=argv, running_argv_truncated=argv != info.running_argv
+    )

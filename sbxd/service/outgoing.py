@@ -15,7 +15,7 @@ from sbxd.service.unix import UnixStream
 from sbxd.wire.connection import ServerConnection
 from sbxd.wire.messages import Goodbye, Message
 
-OUTGOING_BYTES_MAX = 2 * 1024 * 1024
+OUTGOING_BYTES_MAX = 512 * 1024
 
 
 class PeerStalled(Exception):

@@ -9,7 +9,7 @@ This is the one place in sbxd with `except Exception`: to answer, to log, and to
 """
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import cast
 
 import trio
@@ -21,6 +21,7 @@ from sbxd.service.dispatch import Dispatch
 from sbxd.service.exchange import Exchange
 from sbxd.service.outgoing import Outgoing, PeerStalled, send_now_on
 from sbxd.service.peer import judge_hello
+from sbxd.service.room import RECEIVE_BYTES, Room, Rooms, cost_of, no_room
 from sbxd.service.unix import DescriptorsSent
 from sbxd.settings import Settings
 from sbxd.wire import messages as m
@@ -28,11 +29,11 @@ from sbxd.wire.connection import Pause, ServerConnection
 from sbxd.wire.errors import RemoteProtocolError
 from sbxd.wire.legality import Role
 
-RECEIVE_BYTES = 64 * 1024
 FAREWELL_SECONDS = 1.0
 
 _TOO_LATE = m.Goodbye(code=m.GoodbyeCode.IDLE, reason="no greeting arrived in time")
 _IDLE = m.Goodbye(code=m.GoodbyeCode.IDLE, reason="no sign of life from the peer")
+_FULL = m.Goodbye(code=m.GoodbyeCode.CAPACITY, reason="too much is held for this uid")
 _SHUTTING_DOWN = m.Goodbye(code=m.GoodbyeCode.SHUTTING_DOWN, reason="the service is shutting down")
 
 
@@ -52,6 +53,7 @@ class SessionContext:
     shutdown: trio.Event
     server_name: str
     mechanism: str
+    rooms: Rooms = field(default_factory=Rooms)
 
 
 class Session:
@@ -91,7 +93,8 @@ class Session:
         """
         try:
             async with self._stream:
-                await self._serve()
+                with self._context.rooms.of_connection(self._door, self._peer.uid) as room:
+                    await self._serve(room)
         except Exception:
             self._context.log.exception(
                 "closing connection %d: the session failed", self._peer.connection_id
@@ -100,17 +103,17 @@ class Session:
             self._context.environments.release_owner(self._peer.connection_id)
         return self._refusal
 
-    async def _serve(self) -> None:
+    async def _serve(self, room: Room | None) -> None:
         async with trio.open_nursery() as nursery:
             requests_scope = trio.CancelScope()
             written = trio.Event()
             nursery.start_soon(self._write, requests_scope, written)
             with requests_scope:
-                if await self._greet():
+                if await self._greet(has_room=room is not None) and room is not None:
                     async with trio.open_nursery() as requests:
                         requests.start_soon(self._keep_alive, requests.cancel_scope)
                         requests.start_soon(self._drain_at_shutdown, requests.cancel_scope)
-                        await self._read(requests)
+                        await self._read(requests, room)
                         requests.cancel_scope.cancel()
             self._outgoing.finish(self._farewell)
             with trio.move_on_after(FAREWELL_SECONDS):
@@ -130,7 +133,7 @@ class Session:
 
     # --- reading ------------------------------------------------------------------------------
 
-    async def _greet(self) -> bool:
+    async def _greet(self, *, has_room: bool) -> bool:
         with trio.move_on_after(self._hello_seconds):
             event = await self._next_event()
             if not isinstance(event, m.Hello):
@@ -140,6 +143,9 @@ class Session:
             )
             if verdict is not None:
                 self._refusal, self._farewell = verdict
+                return False
+            if not has_room:
+                self._refusal, self._farewell = PeerRefusal.TOO_MANY_CONNECTIONS, _FULL
                 return False
             if self._context.shutdown.is_set():
                 self._farewell = _SHUTTING_DOWN  # whoever hears it instead of Welcome asks the next
@@ -155,7 +161,7 @@ class Session:
         self._refusal, self._farewell = PeerRefusal.HELLO_TOO_LATE, _TOO_LATE
         return False
 
-    async def _read(self, requests: trio.Nursery) -> None:
+    async def _read(self, requests: trio.Nursery, room: Room) -> None:
         """Take events until the connection ends, by either side's doing."""
         while True:
             event = await self._next_event()
@@ -177,7 +183,7 @@ class Session:
                 case m.Ping(token=token):
                     await self._outgoing.send(m.Pong(token=token))
                 case m.Request():
-                    self._start(cast(m.AnyRequest, event), requests)
+                    await self._take(cast(m.AnyRequest, event), requests, room)
                 case _:
                     continue
 
@@ -209,10 +215,26 @@ class Session:
 
     # --- requests -----------------------------------------------------------------------------
 
-    def _start(self, request: m.AnyRequest, requests: trio.Nursery) -> None:
+    async def _take(self, request: m.AnyRequest, requests: trio.Nursery, room: Room) -> None:
+        """Start a request, or refuse it; nothing more is read until a refusal is queued, so that
+        refusals do not pile up for a peer that takes none."""
+        limits = self._context.settings.limits
+        size = cost_of(
+            request, self._connection.frame_bytes, files_changed_max=limits.files_changed_max
+        )
+        if not room.take(size):
+            refusal = await self._context.dispatch.refuse(self._peer, request, no_room())
+            await self._outgoing.send(refusal)
+            return
         exchange = Exchange(request.request_id, self._connection, self._outgoing)
         self._exchanges[request.request_id] = exchange
-        requests.start_soon(self._answer, request, exchange)
+        requests.start_soon(self._hold, request, exchange, room, size)
+
+    async def _hold(self, request: m.AnyRequest, exchange: Exchange, room: Room, size: int) -> None:
+        try:
+            await self._answer(request, exchange)
+        finally:
+            room.give(size)
 
     async def _answer(self, request: m.AnyRequest, exchange: Exchange) -> None:
         request_id = request.request_id

@@ -16,6 +16,7 @@ from struct import Struct, error
 
 DATA_BYTES_MAX = 256 * 1024
 PATH_BYTES_MAX = 4096
+NAME_BYTES_MAX = 255
 FRAME_BYTES_MAX = DATA_BYTES_MAX + 64
 ENTRIES_MAX = 100_000
 READ_BYTES_MAX = 4 * DATA_BYTES_MAX
@@ -27,7 +28,7 @@ _CHANGES = Struct("!IQ")
 _READ = Struct(f"!QQI{STAMP_BYTES}s")
 _BEGIN = Struct("!Q")
 _TICKET = Struct("!Q")
-_LIST = Struct("!IQ")
+_LIST = Struct("!IQB")
 _OPENED = Struct(f"!Q{STAMP_BYTES}s")
 _ENTRY = Struct("!BBQ32s")
 _END = Struct("!BBQQ")
@@ -156,10 +157,13 @@ class Abandon:
 
 @dataclass(frozen=True)
 class List:
-    """The entries of one directory, answered as CHANGES."""
+    """A page of one directory, answered as CHANGES, with names in the place of paths: what comes
+    after the name `after` (b"" for the first page). END's flag says that there is more; `first` is
+    how many bytes were read for digests, `second` how many names are too long to be a path."""
 
     maximum: int
     hash_bytes: int
+    after: bytes
     path: bytes
 
 
@@ -241,7 +245,8 @@ def _body(frame: Request | Reply) -> tuple[Verb, bytes]:
         case Abandon():
             return Verb.ABANDON, _TICKET.pack(frame.ticket)
         case List():
-            return Verb.LIST, _LIST.pack(frame.maximum, frame.hash_bytes) + _path(frame.path)
+            head = _LIST.pack(frame.maximum, frame.hash_bytes, len(frame.after))
+            return Verb.LIST, head + frame.after + _path(frame.path)
         case Provenance():
             return Verb.PROVENANCE, _path(frame.path)
         case Usage():
@@ -295,9 +300,10 @@ def decode_request(raw: bytes) -> Request:
             case Verb.ABANDON:
                 return Abandon(*_TICKET.unpack(body))
             case Verb.LIST:
-                maximum, hash_bytes = _LIST.unpack_from(body)
-                if maximum <= ENTRIES_MAX:
-                    return List(maximum, hash_bytes, _path(body[_LIST.size :]))
+                maximum, hash_bytes, length = _LIST.unpack_from(body)
+                after, path = body[_LIST.size :][:length], body[_LIST.size + length :]
+                if 0 < maximum <= ENTRIES_MAX and len(after) == length:
+                    return List(maximum, hash_bytes, after, _path(path))
             case Verb.PROVENANCE:
                 return Provenance(_path(body))
             case Verb.USAGE if not body:
@@ -337,6 +343,6 @@ def _path(raw: bytes) -> bytes:
     if not raw or len(raw) > PATH_BYTES_MAX or b"\0" in raw:
         raise FrameError("not a relative path")
     for component in raw.split(b"/"):
-        if component in (b"", b".", b"..") or len(component) > 255:
+        if component in (b"", b".", b"..") or len(component) > NAME_BYTES_MAX:
             raise FrameError("not a relative path")
     return raw

@@ -9,12 +9,13 @@ Invariants: stdlib only; one thread; no request makes it allocate by what the tr
 the tree's own records; a frame outside the grammar ends it (there is nobody to answer).
 """
 
+import heapq
 import os
 import select
 import stat
+from collections.abc import Iterator
 
 from sbxd.steward import frames
-from sbxd.steward.changes import Change
 from sbxd.steward.digest import Budget, Digester
 from sbxd.steward.files import (
     Refusal,
@@ -202,28 +203,51 @@ class Steward:
 
     def _list(self, request: frames.List) -> End:
         prefix = b"" if request.path == b"." else request.path + b"/"
+        budget = Budget(request.hash_bytes)
         directory = open_directory(self._root_fd, request.path)
+        after, sent = request.after, 0
         try:
-            names = sorted(os.fsencode(name) for name in os.listdir(directory))
-            entries = []
-            for name in names:
-                try:
-                    status = os.stat(name, dir_fd=directory, follow_symlinks=False)
-                except FileNotFoundError:
-                    continue
-                if status.st_ino not in self._writer.hidden:
-                    entries.append((prefix + name, status))
+            while True:
+                names, omitted = self._names(directory, after, request.maximum + 1, len(prefix))
+                more = len(names) > request.maximum
+                for after in names[: request.maximum]:
+                    sent += self._send_entry(directory, prefix, after, budget)
+                if sent or not more:  # a page that vanished is no end
+                    break
         finally:
             os.close(directory)
-        budget = Budget(request.hash_bytes)
-        found = []
-        for path, status in entries[: request.maximum]:
-            record = record_of(status, self._clock)
-            digest = self._digester.of(path, mode_of(record), budget, self._channel.check_stop)
-            found.append(Found(Change(path, Kind.CREATED, record), digest))
-        nameable = [item for item in found if len(item.change.path) <= frames.PATH_BYTES_MAX]
-        self._send_entries(nameable)
-        return End(Status.OK, len(nameable) < len(entries))
+        return End(Status.OK, more, request.hash_bytes - budget.left, omitted)
+
+    def _names(
+        self, directory: int, after: bytes, maximum: int, prefix_bytes: int
+    ) -> tuple[list[bytes], int]:
+        """The next names in order, and how many are left out since they are too long to be a path.
+        Holds no more than `maximum` of them, whatever the directory holds."""
+        omitted = 0
+
+        def following() -> Iterator[bytes]:
+            nonlocal omitted
+            with os.scandir(directory) as entries:
+                for entry in entries:
+                    name = os.fsencode(entry.name)
+                    if name > after and entry.inode() not in self._writer.hidden:
+                        if prefix_bytes + len(name) <= frames.PATH_BYTES_MAX:
+                            yield name
+                        else:
+                            omitted += 1
+
+        return heapq.nsmallest(maximum, following()), omitted
+
+    def _send_entry(self, directory: int, prefix: bytes, name: bytes, budget: Budget) -> bool:
+        try:
+            status = os.stat(name, dir_fd=directory, follow_symlinks=False)
+        except FileNotFoundError:
+            return False
+        record = record_of(status, self._clock)
+        path, mode = prefix + name, mode_of(record)
+        digest = self._digester.of(path, mode, budget, self._channel.check_stop)
+        self._channel.send(Entry(Kind.CREATED, size_of(record), digest, name))
+        return True
 
 
 def _wait(nanoseconds: int) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sbxd.port.artifact import TrustLevel
-from sbxd.port.workspace import StreamingWorkspace, WorkspaceProvenance
+from sbxd.port.workspace import Listing, StreamingWorkspace, WorkspaceProvenance
 from sbxd.tools import arguments as check
 from sbxd.tools import json_forms
 from sbxd.tools.context import CallContext
@@ -150,11 +150,11 @@ async def list_directory(context: CallContext, arguments: Mapping[str, object]) 
     check.check_names(arguments, ("path",))
     path = check.workspace_path(arguments.get("path", "."), "path")
     empty = path == "." and context.scope.existing_workspace() is None
-    found = [] if empty else list(await context.files().listdir(path))
+    found = Listing() if empty else await context.files().listdir(path)
     return ToolResult(
         value={
             "entries": [json_forms.entry(each) for each in found[:ENTRIES_MAX]],
-            "truncated": len(found) > ENTRIES_MAX,
+            "truncated": found.truncated or len(found) > ENTRIES_MAX,
         },
         trust=TrustLevel.EXTERNAL_UNTRUSTED,
     )

@@ -28,6 +28,7 @@ from sbxd.wire.legality import (
     Role,
     Sender,
 )
+from sbxd.wire.strict import StrictDecoder
 
 HELLO_BYTES_MAX = 4096
 
@@ -61,6 +62,7 @@ class _Connection(Generic[Received, Sent]):
         self._frame_bytes_max = frame_bytes_max
         self._frames = FrameDecoder(frame_bytes_max=first_frame_bytes_max)
         self._ledger = Ledger(role=role, requests_max=requests_max)
+        self._frame_bytes = 0
         self._ended = False
         self._failure: RemoteProtocolError | None = None
 
@@ -86,6 +88,11 @@ class _Connection(Generic[Received, Sent]):
     def is_ping_unanswered(self) -> bool:
         """Whether the peer owes us a Pong; another Ping would be illegal."""
         return self._ledger.is_ping_unanswered(self._us)
+
+    @property
+    def frame_bytes(self) -> int:
+        """How long the frame of the last event was."""
+        return self._frame_bytes
 
     @property
     def buffered_bytes(self) -> int:
@@ -201,7 +208,7 @@ class _Connection(Generic[Received, Sent]):
         self._entered(message)
         return frame
 
-    def _decoder(self) -> "msgspec.msgpack.Decoder[Received] | None":
+    def _decoder(self) -> "StrictDecoder[Received] | None":
         """The decoder of what the peer may say now; None while nothing is decoded at all."""
         raise NotImplementedError
 
@@ -220,6 +227,7 @@ class _Connection(Generic[Received, Sent]):
             if self._ended and self._frames.buffered_bytes:
                 raise RemoteProtocolError("the stream ends within a frame")
             return None
+        self._frame_bytes = len(body)
         try:
             return decoder.decode(body)
         except (msgspec.MsgspecError, ValueError, OverflowError, RecursionError) as error:
@@ -246,12 +254,12 @@ class ServerConnection(_Connection[m.Message, m.Message]):
             frame_bytes_max=frame_bytes_max,
             requests_max=requests_max,
         )
-        self._hello: msgspec.msgpack.Decoder[m.Message] = msgspec.msgpack.Decoder(m.Hello)
+        self._hello: StrictDecoder[m.Message] = StrictDecoder(m.Hello)
         later = AdminMessage if role is Role.ADMIN else WorkerMessage
         # A second Hello decodes, so that the table is what refuses it.
-        self._later: msgspec.msgpack.Decoder[m.Message] = msgspec.msgpack.Decoder(later | m.Hello)
+        self._later: StrictDecoder[m.Message] = StrictDecoder(later | m.Hello)
 
-    def _decoder(self) -> "msgspec.msgpack.Decoder[m.Message] | None":
+    def _decoder(self) -> "StrictDecoder[m.Message] | None":
         if self.state is ConnectionState.GREETING:
             return self._hello
         if self.state is ConnectionState.READY:
@@ -278,14 +286,14 @@ class ClientConnection(_Connection[m.Message, m.Message]):
             frame_bytes_max=frame_bytes_max,
             requests_max=requests_max,
         )
-        self._greeting: msgspec.msgpack.Decoder[m.Message] = msgspec.msgpack.Decoder(GreetingReply)
-        self._later: msgspec.msgpack.Decoder[m.Message] = msgspec.msgpack.Decoder(m.ServerMessage)
+        self._greeting: StrictDecoder[m.Message] = StrictDecoder(GreetingReply)
+        self._later: StrictDecoder[m.Message] = StrictDecoder(m.ServerMessage)
 
     def fresh_request_id(self) -> int:
         """The identifier for the next request; the request must be sent before the next call."""
         return self._ledger.highest_request_id + 1
 
-    def _decoder(self) -> "msgspec.msgpack.Decoder[m.Message] | None":
+    def _decoder(self) -> "StrictDecoder[m.Message] | None":
         if self.state is ConnectionState.READY:
             return self._later
         return self._greeting

@@ -15,7 +15,8 @@ from sbxd.port.limits import ResourceLimits
 
 
 class EnvironmentInfo(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """One live environment as an operator sees it."""
+    """One live environment as an operator sees it. running_argv_truncated: the command has more
+    or longer arguments."""
 
     handle: EnvironmentHandle
     state: str
@@ -26,6 +27,7 @@ class EnvironmentInfo(Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     running_argv: tuple[bytes, ...] | None
     usage: Usage
     scope: str
+    running_argv_truncated: bool = False
 
 
 class ImageFormat(StrEnum):

@@ -25,6 +25,7 @@ from sbxd.wire.errors import LocalProtocolError, RemoteProtocolError
 from sbxd.wire.framing import FrameDecoder, encode_frame
 from sbxd.wire.legality import Sender
 from sbxd.wire.messages import Message
+from sbxd.wire.strict import StrictDecoder
 
 LEASE_PROTOCOL_VERSION = 1
 LEASE_FRAME_BYTES_MAX = 64 * 1024
@@ -176,7 +177,7 @@ class LeaseConnection:
         self._them = Sender.SERVER if us is Sender.CLIENT else Sender.CLIENT
         self._frames = FrameDecoder(frame_bytes_max=LEASE_FRAME_BYTES_MAX)
         self._encoder = msgspec.msgpack.Encoder()
-        self._decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(
+        self._decoder: StrictDecoder[Message] = StrictDecoder(
             FromAuthority if us is Sender.CLIENT else ToAuthority
         )
         self._role: LeaseRole | None = None

@@ -32,6 +32,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
+from sbxd.port.workspace import LISTING_ENTRIES_MAX
 from sbxd.wire import messages as m
 from sbxd.wire.bridge import BridgeAccount, IllegalBridge, Party
 from sbxd.wire.egress import EgressCheck, EgressChecked, EgressShow, EgressShown
@@ -44,7 +45,7 @@ from sbxd.wire.observing import (
     StatusQuery,
 )
 
-ENTRIES_MAX = 100_000
+ENTRIES_MAX = LISTING_ENTRIES_MAX
 
 
 class Sender(StrEnum):
@@ -125,7 +126,7 @@ TERMINAL_REPLIES: Final[dict[MessageType, frozenset[MessageType]]] = {
     m.Destroy: FAILURES | {m.Done},
     m.WorkspaceRead: _WORKSPACE_FAILURES | {m.ContentEnd},
     m.WorkspaceWrite: _WORKSPACE_FAILURES | {m.Done},
-    m.WorkspaceList: _WORKSPACE_FAILURES | {m.Done},
+    m.WorkspaceList: _WORKSPACE_FAILURES | {m.Listed},
     m.WorkspaceProvenanceQuery: _WORKSPACE_FAILURES | {m.ProvenanceIs},
     m.NetworkGrantQuery: FAILURES | {m.NetworkGrantIs},
     m.AdminDescribe: FAILURES | {m.Described},

@@ -277,7 +277,8 @@ class WireChange(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
 
 
 class Entries(Message, frozen=True, tag="entries", kw_only=True):
-    """Some of files_changed, or of a listing. Not under credit; bounded by the listing's cap."""
+    """Some of files_changed, or of a listing, whose paths are relative to the listed folder. Not
+    under credit; bounded by the listing's cap."""
 
     request_id: RequestIdField
     entries: Annotated[tuple[WireChange, ...], Meta(max_length=1024)]
@@ -306,9 +307,17 @@ class Executed(Message, frozen=True, tag="executed", kw_only=True):
 
 
 class Done(Message, frozen=True, tag="done", kw_only=True):
-    """Terminal reply of Destroy, WorkspaceWrite, WorkspaceList, ImageRemove."""
+    """Terminal reply of Destroy, WorkspaceWrite, ImageRemove."""
 
     request_id: RequestIdField
+
+
+class Listed(Message, frozen=True, tag="listed", kw_only=True):
+    """Terminal reply of WorkspaceList. truncated: the directory holds more entries than were
+    sent."""
+
+    request_id: RequestIdField
+    truncated: bool
 
 
 class ContentEnd(Message, frozen=True, tag="content_end", kw_only=True):
@@ -439,9 +448,9 @@ AnyRequest = WorkerRequest | AdminRequest
 BridgeMessage = BridgeFrame | BridgeCredit | BridgeClose
 ClientMessage = Hello | AnyRequest | Upload | Cancel | Credit | BridgeMessage | Ping | Pong
 TerminalReply = (
-    Provisioned | Executed | Done | ContentEnd | ProvenanceIs | NetworkGrantIs | Unavailable
-    | Rejected | EscapeSuspected | WorkspaceEscaped | WorkspaceFailed | Cancelled | Described
-    | Environments | Images | ImageImported | Reconciled | Reaped | QuarantineIs
+    Provisioned | Executed | Done | Listed | ContentEnd | ProvenanceIs | NetworkGrantIs
+    | Unavailable | Rejected | EscapeSuspected | WorkspaceEscaped | WorkspaceFailed | Cancelled
+    | Described | Environments | Images | ImageImported | Reconciled | Reaped | QuarantineIs
     | QuarantineWasCleared | EgressReply | ObservingReply
 )  # fmt: skip
 ServerMessage = (

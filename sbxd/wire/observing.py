@@ -136,7 +136,7 @@ class StatusIs(Message, frozen=True, tag="status_is", kw_only=True):
     journal_refusals: records that the creation journal did not take, since the start.
     store_free_bytes, store_size_bytes: of the file system of images and workspaces; None where it
     cannot be read. recent_seconds: what "the last minutes" are. deviations: what this host cannot
-    enforce. alerts: most severe first."""
+    enforce. alerts: most severe first. quarantined_truncated, denials_truncated: there are more."""
 
     request_id: RequestIdField
     version: str
@@ -166,6 +166,8 @@ class StatusIs(Message, frozen=True, tag="status_is", kw_only=True):
     store_size_bytes: int | None
     deviations: tuple[PostureItem, ...]
     alerts: tuple[AlertInfo, ...]
+    quarantined_truncated: bool = False
+    denials_truncated: bool = False
 
 
 ObservingRequest = MetricsQuery | StatusQuery | MetersQuery

@@ -52,6 +52,17 @@ async def test_a_listing_names_the_entries_of_one_directory(
     assert below["sub/\udcff"] == 5
 
 
+@pytest.mark.case("PEER-10")
+async def test_a_listing_says_that_it_is_whole(files: StreamingWorkspace, clock: Clock) -> None:
+    names = sorted(f"many/{number}" for number in range(20))
+    for name in names:
+        await files.write(name, b"x")
+    listed = await files.listdir("many")
+    assert [entry.path for entry in listed] == names
+    assert all(entry.sha256 == hashlib.sha256(b"x").hexdigest() for entry in listed)
+    assert not listed.truncated
+
+
 @pytest.mark.parametrize("path", ESCAPES, ids=ascii)
 async def test_a_path_that_leaves_the_workspace_is_an_escape_for_every_verb(
     files: StreamingWorkspace, clock: Clock, path: str

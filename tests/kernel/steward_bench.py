@@ -38,6 +38,14 @@ async def collect(pieces: AsyncIterator[bytes]) -> bytes:
     return b"".join([piece async for piece in pieces])
 
 
+async def listing(client: StewardClient, path: bytes) -> tuple[FileChange, ...]:
+    """A directory that is one page."""
+    page = await client.list_page(path, after=b"", maximum=1000, hash_bytes_max=2**26)
+    assert not page.more
+    assert not page.omitted
+    return page.entries
+
+
 def paths(entries: tuple[FileChange, ...]) -> list[tuple[str, str]]:
     return [(str(entry.change), entry.path) for entry in entries]
 

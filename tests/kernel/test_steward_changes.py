@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from sbxd.port.command import ChangeKind, FileChange
+from sbxd.port.command import ChangeKind, FileChange, change_bytes, changes_bytes_max
 from sbxd.steward.tree import Clock, kernel_clock
-from tests.kernel.steward_bench import once, paths, steward
+from tests.kernel.steward_bench import listing, once, paths, steward
 
 HOSTILE_NAMES = (
     b"new\nline",
@@ -83,7 +83,7 @@ async def test_names_of_any_bytes_come_back_as_they_are(tmp_path: Path) -> None:
         for name in HOSTILE_NAMES:
             (tmp_path / os.fsdecode(name)).write_bytes(name)
         changes = await client.changes(100)
-        listed = await client.listdir(b".")
+        listed = await listing(client, b".")
     expected = [
         (name.decode("utf-8", "surrogateescape"), sha(name)) for name in sorted(HOSTILE_NAMES)
     ]
@@ -280,7 +280,7 @@ async def test_depth_exhausts_nothing(in_memory: Path) -> None:
             os.close(directory)
             directory = below
         os.close(directory)
-        changes = await client.changes(100_000)
+        changes = await client.changes(100_000, 2**30)
         assert changes.truncated  # what is too deep to be named
         named = {entry.path for entry in changes.entries}
         assert {"a", "z", "a/a", "a/a/z"} <= named
@@ -304,6 +304,24 @@ async def test_many_files_are_told_up_to_the_maximum(in_memory: Path) -> None:
         (in_memory / "00007").write_text("x")
         assert paths((await client.changes(1000)).entries) == [("MODIFIED", "00007")]
     os.close(directory)
+
+
+async def test_changes_with_long_paths_are_told_up_to_their_bytes(tmp_path: Path) -> None:
+    folder = "d" * 200
+    async with steward(tmp_path) as client:
+        await client.snapshot()
+        deep = Path(*[folder] * 15)
+        (tmp_path / deep).mkdir(parents=True)
+        for number in range(100):
+            (tmp_path / deep / f"{number:03}").touch()
+        few = await client.changes(20)
+        assert few.truncated
+        assert sum(change_bytes(each) for each in few.entries) <= changes_bytes_max(20)
+        assert 15 <= len(few.entries) < 20  # the folders, and what fits of the files
+        everything = await client.changes(1000)
+    assert not everything.truncated
+    assert len(everything.entries) == 115
+    assert everything.entries[: len(few.entries)] == few.entries
 
 
 async def test_what_the_host_writes_is_no_change_of_the_command(tmp_path: Path) -> None:

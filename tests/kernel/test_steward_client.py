@@ -25,7 +25,7 @@ from sbxd.port.workspace import WorkspaceProvenance
 from sbxd.steward import frames
 from sbxd.steward.frames import Data, End, Entry, Kind, Opened, Status
 from sbxd.steward.server import serve
-from tests.kernel.steward_bench import collect, once, paths, steward
+from tests.kernel.steward_bench import collect, listing, once, paths, steward
 
 STAMP = bytes(frames.STAMP_BYTES)
 
@@ -107,7 +107,7 @@ def test_no_bytes_of_a_steward_do_more_than_fail(raw: bytes, framed: bool, kind:
 
     async def ask() -> None:
         async with scripted(raw) as client:
-            for attempt in (client.changes(3), client.listdir(b"."), client.usage()):
+            for attempt in (client.changes(3), listing(client, b"."), client.usage()):
                 with suppress(SandboxLost, WorkspaceError, WorkspaceEscape):
                     await attempt
 
@@ -134,7 +134,7 @@ def test_no_bytes_make_the_steward_do_more_than_end(data: st.DataObject) -> None
                         frames.encode(frames.Piece(7, b"x")),
                         frames.encode(frames.Commit(1)),
                         frames.encode(frames.Read(9, 2**64 - 1, 5, STAMP, b"f")),
-                        frames.encode(frames.List(0, 0, b".")),
+                        frames.encode(frames.List(1, 0, b"", b".")),
                     ]
                 ),
             ),
@@ -178,7 +178,7 @@ async def test_cancelling_at_any_checkpoint_never_loses_the_place(tmp_path: Path
         assert await collect(await client.read(b"f", len(content))) == content
         await client.snapshot()
         await client.changes(10)
-        await client.listdir(b".")
+        await listing(client, b".")
 
     async with steward(tmp_path) as client:
         for steps in count(1):
@@ -189,7 +189,7 @@ async def test_cancelling_at_any_checkpoint_never_loses_the_place(tmp_path: Path
                     await use(client)
                 finally:
                     trio.lowlevel.remove_instrument(instrument)
-            assert [entry.path for entry in await client.listdir(b".")] in ([], ["f"])
+            assert [entry.path for entry in await listing(client, b".")] in ([], ["f"])
             assert await client.provenance(b"none") is WorkspaceProvenance.UNKNOWN
             if not scope.cancelled_caught:
                 break
@@ -224,7 +224,7 @@ async def test_a_dropped_read_and_a_failed_upload_hold_nothing(tmp_path: Path) -
 
         with pytest.raises(RuntimeError, match="uploader"):
             await client.write(b"g", 2, fails())
-        assert [entry.path for entry in await client.listdir(b".")] == ["f"]
+        assert [entry.path for entry in await listing(client, b".")] == ["f"]
         assert os.listdir(tmp_path) == ["f"]
 
 
@@ -253,7 +253,7 @@ async def test_more_uploads_than_are_kept_end_the_oldest(tmp_path: Path) -> None
             for number in range(10):
                 nursery.start_soon(upload, number)
         assert len(refused) == 2
-        assert len(await client.listdir(b".")) == 8
+        assert len(await listing(client, b".")) == 8
 
 
 async def test_requests_at_the_same_time_take_turns(tmp_path: Path) -> None:
@@ -267,7 +267,7 @@ async def test_requests_at_the_same_time_take_turns(tmp_path: Path) -> None:
         async with trio.open_nursery() as nursery:
             for path in contents:
                 nursery.start_soon(use, path)
-        assert len(await client.listdir(b".")) == 8
+        assert len(await listing(client, b".")) == 8
 
 
 async def test_a_steward_that_ends_is_lost() -> None:
@@ -324,7 +324,7 @@ async def test_the_whole_protocol_runs_under_the_shipped_filter(tmp_path: Path) 
         os.symlink("made", tmp_path / "link")
         changed = paths((await client.changes(10)).entries)
         assert changed == [("CREATED", "link"), ("CREATED", "made")]
-        assert len(await client.listdir(b".")) == 3
+        assert len(await listing(client, b".")) == 3
         assert await client.provenance(b"a/b/f") is WorkspaceProvenance.TOOL_WRITTEN
         await client.usage()
         await client.snapshot()

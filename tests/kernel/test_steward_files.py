@@ -16,7 +16,7 @@ import pytest
 from sbxd.port.errors import WorkspaceCode, WorkspaceError, WorkspaceEscape
 from sbxd.port.workspace import WorkspaceProvenance
 from sbxd.steward.frames import DATA_BYTES_MAX
-from tests.kernel.steward_bench import collect, once, paths, steward
+from tests.kernel.steward_bench import collect, listing, once, paths, steward
 
 LIBC = ctypes.CDLL(None)
 RENAME_EXCHANGE = 2
@@ -74,14 +74,14 @@ async def test_an_unfinished_file_is_in_no_listing(tmp_path: Path) -> None:
         async def chunks() -> AsyncIterator[bytes]:
             yield b"half"
             assert len(os.listdir(tmp_path)) == 1
-            seen.append(await client.listdir(b"."))
+            seen.append(await listing(client, b"."))
             await client.snapshot()
             seen.append((await client.changes(10)).entries)
             yield b"half"
 
         await client.write(b"f", 8, chunks())
         assert seen == [(), ()]
-        assert [entry.path for entry in await client.listdir(b".")] == ["f"]
+        assert [entry.path for entry in await listing(client, b".")] == ["f"]
 
 
 async def test_a_file_larger_than_the_volume_is_refused_before_its_bytes(tmp_path: Path) -> None:
@@ -174,7 +174,7 @@ async def test_no_link_is_followed_out_of_the_workspace(tmp_path: Path) -> None:
                 await client.provenance(path)
         for path in (b"directory", b"magic", b"absolute"):
             with pytest.raises(WorkspaceEscape):
-                await client.listdir(path)
+                await listing(client, path)
         assert await read(client, b"inside/secret") == b"not secret"
     assert (tmp_path / "host" / "secret").read_text() == "secret"
     assert os.listdir(tmp_path / "host") == ["secret"]
@@ -190,7 +190,7 @@ async def test_a_path_that_is_none_never_reaches_the_steward(tmp_path: Path, pat
             await read(client, path)
         with pytest.raises(WorkspaceEscape):
             await client.write(path, 1, once(b"x"))
-        assert await client.listdir(b".") == ()
+        assert await listing(client, b".") == ()
 
 
 @pytest.mark.case("FS-03")
@@ -215,16 +215,16 @@ async def test_a_directory_swapped_for_a_link_lets_nothing_escape(tmp_path: Path
     swapping.start()
 
     def attempts(client: Any) -> dict[str, Callable[[], Awaitable[object]]]:
-        async def listing() -> list[str]:
-            return [entry.path for entry in await client.listdir(b"d")]
+        async def listed() -> list[str]:
+            return [entry.path for entry in await listing(client, b"d")]
 
         return {
             "read": lambda: read(client, b"d/f"),
             "write": lambda: client.write(b"d/f", 4, once(b"tool")),
-            "list": listing,
+            "list": listed,
         }
 
-    inside = {"read": (b"mine", b"tool"), "write": (None,), "list": (["d/f"],)}
+    inside = {"read": (b"mine", b"tool"), "write": (None,), "list": (["f"],)}
     outcomes: Counter[str] = Counter()
     try:
         async with steward(root) as client:
@@ -281,19 +281,63 @@ async def test_a_listing_tells_one_directory_by_name(tmp_path: Path) -> None:
     (tmp_path / "d" / "a").write_text("x")
     os.symlink("a", tmp_path / "d" / "link")
     async with steward(tmp_path) as client:
-        assert [entry.path for entry in await client.listdir(b"d")] == [
-            "d/a",
-            "d/below",
-            "d/link",
+        assert [entry.path for entry in await listing(client, b"d")] == [
+            "a",
+            "below",
+            "link",
         ]
-        assert [entry.path for entry in await client.listdir(b".")] == ["d"]
+        assert [entry.path for entry in await listing(client, b".")] == ["d"]
         for path, code in (
             (b"none", WorkspaceCode.NOT_FOUND),
             (b"d/a", WorkspaceCode.NOT_A_DIRECTORY),
         ):
             with pytest.raises(WorkspaceError) as refused:
-                await client.listdir(path)
+                await listing(client, path)
             assert refused.value.code is code
+
+
+@pytest.mark.case("PEER-10")
+async def test_a_directory_is_told_to_its_end_page_by_page(tmp_path: Path) -> None:
+    names = sorted(f"{number:02}" + "é" * (number % 3) for number in range(25))
+    for name in names:
+        (tmp_path / name).write_text(name)
+    async with steward(tmp_path) as client:
+        for maximum in (1, 7, 24, 25, 26):
+            told: list[str] = []
+            hash_left = 60
+            while True:
+                after = told[-1].encode() if told else b""
+                page = await client.list_page(
+                    b".", after=after, maximum=maximum, hash_bytes_max=hash_left
+                )
+                assert len(page.entries) == min(maximum, len(names) - len(told))
+                told += [entry.path for entry in page.entries]
+                hash_left -= page.hashed_bytes
+                if not page.more:
+                    break
+            assert told == names
+            assert 0 <= hash_left < 6  # a budget of the whole listing, not of each page
+            assert not page.omitted
+        assert (
+            await client.list_page(b".", after=b"99", maximum=9, hash_bytes_max=0)
+        ).entries == ()
+
+
+async def test_a_listing_says_that_a_name_is_too_long_to_be_a_path(tmp_path: Path) -> None:
+    deep = Path(*["d" * 250] * 16)  # 4015 bytes
+    directory = os.open(tmp_path, os.O_RDONLY)
+    for part in deep.parts:
+        os.mkdir(part, dir_fd=directory)
+        below = os.open(part, os.O_RDONLY, dir_fd=directory)
+        os.close(directory)
+        directory = below
+    for name in ("short", "n" * 200):
+        os.close(os.open(name, os.O_CREAT | os.O_WRONLY, dir_fd=directory))
+    os.close(directory)
+    async with steward(tmp_path) as client:
+        page = await client.list_page(bytes(deep), after=b"", maximum=9, hash_bytes_max=0)
+    assert [entry.path for entry in page.entries] == ["short"]
+    assert (page.more, page.omitted) == (False, True)
 
 
 TOOL, SANDBOX, UNKNOWN = (

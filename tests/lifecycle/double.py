@@ -19,6 +19,7 @@ from sbxd.mechanism.protocol import (
     Counters,
     Erasing,
     Inventory,
+    ListPage,
     MechanismError,
     Orphan,
     SandboxLost,
@@ -26,7 +27,6 @@ from sbxd.mechanism.protocol import (
     VolumeBinding,
     VolumeReading,
 )
-from sbxd.port.command import FileChange
 from sbxd.port.errors import WorkspaceCode, WorkspaceError
 from sbxd.port.ids import EnvironmentId
 from sbxd.port.limits import ResourceLimits
@@ -288,12 +288,14 @@ class DoubleSandbox:
         await self.owner.call("write")
         self.files[path] = b"".join([piece async for piece in data])
 
-    async def listdir(self, path: bytes) -> Sequence[FileChange]:
+    async def list_page(
+        self, path: bytes, *, after: bytes, maximum: int, hash_bytes_max: int
+    ) -> ListPage:
         await self.owner.call("listdir")
         if self.steward_is_gone:
             self.lose("steward")
             raise SandboxLost("listdir", 0)
-        return ()
+        return ListPage(entries=(), more=False, omitted=False, hashed_bytes=0)
 
     async def provenance(self, path: bytes) -> WorkspaceProvenance:
         await self.owner.call("provenance")

@@ -1,6 +1,6 @@
 """When an environment is over, what is left (nothing), and its files while it lives."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -18,7 +18,7 @@ from sbxd.audit.losses import EnvironmentLost, LostPart
 from sbxd.lifecycle.environments import Peer, PeerRole
 from sbxd.lifecycle.journal import JournalState
 from sbxd.lifecycle.machine import State
-from sbxd.port.command import KillReason
+from sbxd.port.command import FileChange, KillReason
 from sbxd.port.errors import (
     ExecutionRejected,
     ExecutionUnavailable,
@@ -232,7 +232,11 @@ async def test_files_go_in_and_out_and_only_for_the_owner(
             )
         assert foreign.value.code is RejectedCode.ENVIRONMENT_GONE
         with pytest.raises(WorkspaceEscape):
-            await environments.listdir(WORKER, handle, b"../etc")
+            await environments.listdir(WORKER, handle, b"../etc", on_entries=no_entries)
+
+
+async def no_entries(entries: Sequence[FileChange]) -> None:
+    raise AssertionError(entries)
 
 
 async def test_a_steward_that_is_gone_is_environment_lost_and_ends_the_environment(
@@ -242,7 +246,7 @@ async def test_a_steward_that_is_gone_is_environment_lost_and_ends_the_environme
         handle = await world.environments.provision(WORKER, spec())
         world.mechanism.sandboxes[0].steward_is_gone = True
         with pytest.raises(ExecutionUnavailable) as lost:
-            await world.environments.listdir(WORKER, handle, b".")
+            await world.environments.listdir(WORKER, handle, b".", on_entries=no_entries)
         assert lost.value.code is UnavailableCode.ENVIRONMENT_LOST
         await wait_all_tasks_blocked()
         assert world.consistent_and_empty()

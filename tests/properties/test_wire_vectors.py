@@ -46,6 +46,8 @@ def sample(info: inspect.Type) -> Any:
     match info:
         case inspect.IntType(ge=low, le=high):
             return max(low or 0, min(7, high if high is not None else 7))
+        case inspect.FloatType():
+            return 1.5
         case inspect.BoolType():
             return True
         case inspect.NoneType():

@@ -70,7 +70,9 @@ class Volume:
         await self._client.write(relative_bytes(path), len(data), chunks_of(data))
 
     async def listdir(self, path: str) -> object:
-        return await self._client.listdir(relative_bytes(path))
+        return await self._client.list_page(
+            relative_bytes(path), after=b"", maximum=1000, hash_bytes_max=2**26
+        )
 
 
 @asynccontextmanager

@@ -28,7 +28,7 @@ REQUESTS: st.SearchStrategy[frames.Request] = st.one_of(
     st.builds(frames.Piece, U64, st.binary(max_size=200)),
     st.builds(frames.Commit, U64),
     st.builds(frames.Abandon, U64),
-    st.builds(frames.List, MAXIMUM, U64, PATH),
+    st.builds(frames.List, st.integers(1, frames.ENTRIES_MAX), U64, st.binary(max_size=255), PATH),
     st.builds(frames.Provenance, PATH),
     st.builds(frames.Usage),
 )

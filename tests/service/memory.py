@@ -29,6 +29,7 @@ from sbxd.service.dispatch import Dispatch
 from sbxd.service.egress import OperatorEgress
 from sbxd.service.listener import DoorListener, Service
 from sbxd.service.peer import PeerCredentials
+from sbxd.service.room import Rooms
 from sbxd.service.session import SessionContext
 from sbxd.settings import Settings
 from sbxd.wire.descriptions import ImageInfo
@@ -167,6 +168,7 @@ async def memory_daemon(
     known_digests: frozenset[str] | None = None,
     environments: Environments | None = None,
     egress: OperatorEgress | None = None,
+    rooms: Rooms | None = None,
 ) -> AsyncIterator[MemoryDaemon]:
     """A daemon that is stopped, by cancellation, when the block ends."""
     audit, images = MemorySink(), MemoryImages()
@@ -194,6 +196,7 @@ async def memory_daemon(
             shutdown=trio.Event(),
             server_name="sbxd",
             mechanism="fake",
+            rooms=rooms or Rooms(),
         )
         listeners = {door: MemoryListener() for door in Door}
         daemon: MemoryDaemon

@@ -12,9 +12,8 @@ from sbxd.client.admin import AdminClient
 from sbxd.fake.engine import FAKE_SETTINGS
 from sbxd.lifecycle.environments import Description
 from sbxd.port.environment import EnvironmentHandle
-from sbxd.port.errors import ExecutionRejected, ExecutionUnavailable, UnavailableCode
+from sbxd.port.errors import ExecutionRejected
 from sbxd.port.ids import EnvironmentId
-from sbxd.service.stdin_budget import StdinBudget
 from sbxd.settings import ImageSettings
 from sbxd.wire import messages as m
 from sbxd.wire.descriptions import EnvironmentInfo
@@ -170,18 +169,6 @@ async def test_inspect_finds_one_environment_or_says_it_is_gone(
         assert (await admin.inspect(handle.environment_id)).handle == handle
         with pytest.raises(ExecutionRejected):
             await admin.inspect(EnvironmentId("0" * 32))
-
-
-def test_stdin_that_waits_is_bounded_in_total_and_given_back() -> None:
-    budget = StdinBudget(10)
-    with budget.reserve(6):
-        with pytest.raises(ExecutionUnavailable) as caught, budget.reserve(5):
-            pass
-        assert caught.value.code is UnavailableCode.CAPACITY
-        with budget.reserve(4):
-            pass
-    with budget.reserve(10):
-        pass
 
 
 async def test_no_reply_tells_of_the_host(autojump_clock: MockClock) -> None:

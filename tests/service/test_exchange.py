@@ -7,12 +7,12 @@ import pytest
 import trio
 
 from sbxd.port.command import ChangeKind, FileChange
-from sbxd.service.exchange import CREDIT_BATCH_BYTES, Exchange, TooManyEntries
+from sbxd.service.exchange import CREDIT_BATCH_BYTES, Exchange
 from sbxd.service.outgoing import OUTGOING_BYTES_MAX, Outgoing, PeerStalled
 from sbxd.wire import messages as m
 from sbxd.wire.connection import ClientConnection, Pause, ServerConnection
 from sbxd.wire.errors import LocalProtocolError
-from sbxd.wire.legality import ENTRIES_MAX, Role
+from sbxd.wire.legality import Role
 from tests.properties.test_wire_legality import HANDLE
 from tests.service.raw import HELLO, WELCOME, Stuck
 from tests.service.requests import command
@@ -167,13 +167,6 @@ async def test_a_listing_is_cut_into_frames_that_fit(
                 assert len(msgspec.msgpack.encode(message)) < m.FRAME_BYTES_MAX
                 received += message.entries
     assert [entry.size_bytes for entry in received] == list(range(600))
-
-
-async def test_a_listing_longer_than_the_protocol_carries_is_refused_whole() -> None:
-    _, exchange = executing()
-    with pytest.raises(TooManyEntries):
-        await exchange.send_entries([change(1)] * (ENTRIES_MAX + 1))
-    assert exchange._outgoing.waiting_bytes == 0
 
 
 async def test_what_waits_to_be_written_is_bounded_for_any_number_of_senders(
