@@ -24,12 +24,12 @@ DAY = timedelta(days=1)
 
 
 class Clock:
-    """Wall time that stands until a test moves it."""
+    """The time of a store, which stands until a test moves it."""
 
     def __init__(self) -> None:
         self.time = BEGIN
 
-    def __call__(self) -> datetime:
+    async def __call__(self) -> datetime:
         return self.time
 
 

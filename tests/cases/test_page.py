@@ -31,7 +31,8 @@ HEAD = """# Cases
 Attacks and failures that an environment is to withstand, and the tests that try them. ESC is
 escape, KRN the kernel's surface, RES resources, FS files, EGR destinations, EXP export and
 artifacts, TTY an operator's terminal, API the sockets, AUD the audit, LIF the lifecycle. This page
-is generated from the marks of the tests and the probes of `sbxd/probes`; `tests/cases/table.py` says what is not covered.
+is generated from the marks of the tests and the probes of `sbxd/probes`; `tests/cases/table.py`
+says what is not covered.
 
 | case | about | tests | not covered |
 |---|---|---|---|

@@ -2,7 +2,7 @@
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 
 import anyio
 import anyio.lowlevel
@@ -18,7 +18,6 @@ from sbxd.client.run_scope import (
     RunScope,
     ScopeEnded,
     remote_workspaces,
-    utc_now,
 )
 from sbxd.fake.environment import ExecuteCall, FakeExecutionEnvironment
 from sbxd.fake.script import Outcome, Script
@@ -265,19 +264,30 @@ async def test_after_300_seconds_the_environment_is_gone_and_the_scope_with_it(
 
 async def test_a_hold_ends_with_the_environments_own_time(autojump_clock: MockClock) -> None:
     environment = FakeExecutionEnvironment(SCRIPT)
-    later = [timedelta()]
-    async with RunScope(
-        environment,
-        SPECIFICATION,
-        environment.workspace,
-        wall_clock=lambda: utc_now() + later[0],
-    ) as scope:
+    async with RunScope(environment, SPECIFICATION, environment.workspace) as scope:
         handle = await scope.environment()
-        later[0] = handle.expires_at - utc_now() - timedelta(seconds=40)
+        lifetime = (handle.expires_at - handle.created_at).total_seconds()
+        await trio.sleep(lifetime - 40)
         begun = trio.current_time()
         with pytest.raises(HoldExceeded):
             await scope.hold(anyio.sleep_forever)
         assert trio.current_time() - begun == pytest.approx(40, abs=5)
+
+
+@pytest.mark.parametrize("days", [1, -1, 400])
+async def test_a_hold_is_as_long_whatever_the_wall_clock_says(
+    autojump_clock: MockClock, days: int
+) -> None:
+    """The daemon's host and this one need not agree on the date, and either may be set."""
+    environment = FakeExecutionEnvironment(
+        SCRIPT, wall_clock=lambda: datetime.now(UTC) + timedelta(days=days)
+    )
+    async with RunScope(environment, SPECIFICATION, environment.workspace) as scope:
+        await scope.environment()
+        begun = trio.current_time()
+        with pytest.raises(HoldExceeded):
+            await scope.hold(anyio.sleep_forever)
+        assert trio.current_time() - begun == pytest.approx(300, abs=5)
 
 
 async def test_a_refused_approval_keeps_the_environment() -> None:
