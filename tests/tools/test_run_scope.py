@@ -369,6 +369,8 @@ def test_a_plain_script_has_the_same_and_leaves_nothing() -> None:
             assert sandbox.read("numbers.txt") == b"1\n2\n"
             assert sandbox.run(["python3", "sum.py", "numbers.txt"]).stdout == b"3\n"
             assert {each.path for each in sandbox.listdir()} == {"numbers.txt", "total.csv"}
+            with pytest.raises(ExecutionRejected, match=r'write \["ls", "-la"\]'):
+                sandbox.run("ls -la")
             raise Bug
 
     with pytest.raises(Bug):
