@@ -1,9 +1,6 @@
 """What the store takes and refuses, and what a put that does not end well leaves: nothing."""
 
-import gzip
 from collections.abc import AsyncIterator
-from datetime import timedelta
-from typing import Any
 from unittest.mock import patch
 
 import anyio
@@ -12,9 +9,6 @@ from msgspec.structs import replace
 
 from sbxd.artifacts.opening import (
     Artifacts,
-    ArtifactSettings,
-    open_artifacts,
-    open_database,
 )
 from sbxd.artifacts.retention import Retention
 from sbxd.artifacts.sql import SqlMetadata
@@ -25,7 +19,6 @@ from sbxd.port.artifact import (
     ArtifactMetadata,
     ArtifactNotFound,
     ArtifactOrigin,
-    ArtifactRef,
     ArtifactRejected,
     ArtifactRejectedCode,
     ArtifactStore,
@@ -36,7 +29,6 @@ from sbxd.port.artifact import (
     ContentRule,
     TrustLevel,
 )
-from sbxd.port.ids import RunId, TenantId
 from tests.artifacts.world import (
     ALICE,
     BEGIN,
@@ -49,6 +41,7 @@ from tests.artifacts.world import (
     fetched,
     pieces,
     run,
+    write,
 )
 
 
@@ -70,22 +63,6 @@ def metadata_of(data: bytes) -> ArtifactMetadata:
         created_at=BEGIN,
         expires_at=BEGIN + DAY,
     )
-
-
-async def write(
-    artifacts: Artifacts,
-    data: bytes | AsyncIterator[bytes],
-    *,
-    name: str = "a.txt",
-    media_type: str = "text/plain",
-    rule: ContentRule = ContentRule.ANY,
-    tenant_id: TenantId = ALICE,
-    run_id: RunId | None = RUN,
-    origin: ArtifactOrigin = ArtifactOrigin.SANDBOX_EXPORT,
-) -> ArtifactRef:
-    stream = pieces(data) if isinstance(data, bytes) else data
-    writer = artifacts.writer(tenant_id, run_id, origin)
-    return await writer.create(stream, name, media_type, TrustLevel.EXTERNAL_UNTRUSTED, rule=rule)
 
 
 def test_put_and_open_are_the_ports(backend: str, folder: Folder) -> None:
@@ -254,63 +231,6 @@ def test_an_acknowledgment_that_fails_leaves_an_object_only_where_it_may_have_co
     run(backend, main)
 
 
-@pytest.mark.parametrize("jump", [2 * DAY, 400 * DAY, -2 * DAY], ids=["2 days", "a year", "back"])
-def test_a_living_put_is_not_swept_whatever_the_clock_does(
-    backend: str, folder: Folder, jump: timedelta
-) -> None:
-    async def main() -> None:
-        async with folder.opened() as artifacts, folder.opened() as other:
-
-            async def slow() -> AsyncIterator[bytes]:
-                for piece in (b"x" * (2 * PIECE_BYTES), b"y"):
-                    yield piece
-                    folder.clock.time += jump
-                    assert (await other.sweeper.sweep()).abandoned == 0
-
-            ref = await write(artifacts, slow(), origin=ArtifactOrigin.KNOWLEDGE_SOURCE)
-            assert len(await fetched(artifacts, ALICE, ref.artifact_id)) == 2 * PIECE_BYTES + 1
-
-    run(backend, main)
-
-
-def test_a_put_is_alive_until_it_is_acknowledged(
-    backend: str, folder: Folder, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Also between the rename and the acknowledgment, where there is no partial any more."""
-    acknowledge = SqlMetadata.acknowledge
-
-    async def main() -> None:
-        async with folder.opened() as artifacts, folder.opened() as other:
-
-            async def late(self: SqlMetadata, *given: Any, **named: Any) -> None:
-                assert len(folder.objects()) == 1
-                folder.clock.time += 10 * DAY
-                assert (await other.sweeper.sweep()).abandoned == 0
-                await acknowledge(self, *given, **named)
-
-            with monkeypatch.context() as patched:
-                patched.setattr(SqlMetadata, "acknowledge", late)
-                await write(artifacts, b"data", origin=ArtifactOrigin.KNOWLEDGE_SOURCE)
-            assert len(folder.objects()) == 1
-
-    run(backend, main)
-
-
-def test_by_default_the_databases_clock_decides(backend: str, any_folder: Folder) -> None:
-    """Not that of the host that asks."""
-
-    async def main() -> None:
-        async with open_artifacts(any_folder.settings()) as artifacts:
-            kept = await exported(artifacts)
-            found = await artifacts.service.describe(ALICE, kept)
-            async with open_database(any_folder.settings()) as database:
-                now = await SqlMetadata(database).now()
-            assert timedelta() <= now - found.created_at < timedelta(hours=1)
-            assert (await artifacts.sweeper.sweep()).by_retention == 0
-
-    run(backend, main)
-
-
 def test_a_put_whose_row_was_swept_stores_nothing(backend: str, folder: Folder) -> None:
     async def main() -> None:
         async with folder.opened() as artifacts, folder.opened() as other:
@@ -328,66 +248,6 @@ def test_a_put_whose_row_was_swept_stores_nothing(backend: str, folder: Folder) 
             assert (folder.objects(), folder.partials()) == ([], [])
 
     run(backend, main)
-
-
-# --- archives -----------------------------------------------------------------------------------
-
-GZIP = gzip.compress(b"data")
-EXPORTS = (ArtifactOrigin.SANDBOX_EXPORT, ArtifactOrigin.MODEL_OUTPUT)
-
-
-@pytest.mark.case("EXP-13")
-@pytest.mark.parametrize("origin", EXPORTS)
-def test_an_export_that_is_an_archive_is_refused_and_nothing_is_stored(
-    backend: str, folder: Folder, origin: ArtifactOrigin
-) -> None:
-    async def main() -> None:
-        async with folder.opened() as artifacts:
-            for media_type in ("text/csv", "application/octet-stream", "application/gzip"):
-                with pytest.raises(ArtifactRejected) as caught:
-                    await write(artifacts, GZIP, media_type=media_type, origin=origin)
-                assert caught.value.code is ArtifactRejectedCode.ARCHIVE
-                assert "GZIP" in str(caught.value)
-                assert "artifacts.archives" in str(caught.value)
-            assert (folder.objects(), folder.partials()) == ([], [])
-            await write(artifacts, b"data", media_type="text/csv", origin=origin)
-            assert len(folder.objects()) == 1, "the control"
-
-    run(backend, main)
-
-
-@pytest.mark.case("EXP-13")
-def test_what_is_listed_is_stored_as_it_is_and_says_what_it_is(
-    backend: str, folder: Folder
-) -> None:
-    async def main() -> None:
-        settings = replace(folder.settings(), archives=("application/gzip",))
-        async with open_artifacts(settings) as artifacts:
-            ref = await write(artifacts, GZIP, media_type="application/gzip")
-            found = await artifacts.service.describe(ALICE, ref.artifact_id)
-            assert found.flags == {ContentFlag.ARCHIVE_GZIP}
-            assert await fetched(artifacts, ALICE, ref.artifact_id) == GZIP, "never unpacked"
-            with pytest.raises(ArtifactRejected):
-                await write(artifacts, GZIP, media_type="application/zip")
-
-    run(backend, main)
-
-
-def test_what_is_no_export_is_stored_and_says_what_it_is(backend: str, folder: Folder) -> None:
-    async def main() -> None:
-        async with folder.opened() as artifacts:
-            for origin in set(ArtifactOrigin) - set(EXPORTS):
-                ref = await write(artifacts, GZIP, media_type="image/png", origin=origin)
-                found = await artifacts.service.describe(ALICE, ref.artifact_id)
-                assert found.flags == {ContentFlag.ARCHIVE_GZIP}
-
-    run(backend, main)
-
-
-@pytest.mark.parametrize("listed", ["zip", "Application/zip", "application/zip; charset=x", ""])
-def test_what_is_listed_is_a_media_type(listed: str) -> None:
-    with pytest.raises(ValueError, match="as application/zip"):
-        ArtifactSettings(directory="/x", archives=(listed,))
 
 
 @pytest.mark.case("EXP-10")
