@@ -19,9 +19,10 @@ from sbxctl.audit_record import AuditRecord, audit_records, has_reason
 from sbxctl.audit_verify import FIELDS, Finding, Verification, Verifier
 from sbxctl.exits import Exit
 from sbxctl.journal import JournalRecord, Query
-from sbxctl.report import page, print_json, printable
+from sbxctl.report import json_line, page, print_json, printable, tell
 from sbxctl.session import fail
 from sbxctl.stream import endless
+from sbxctl.units import LINES_MAX, Whole
 from sbxctl.when import When
 from sbxd.audit.position import Position, parse_position
 from sbxd.audit.vocabulary import EVENT_TYPES
@@ -64,7 +65,7 @@ class Identifier(click.ParamType[str]):
 @click.option("--reason", help="Only with this reason, code, violation or kill, as MEMORY.")
 @click.option("--since", type=When(), help="Decided since then: 15m, today, 2026-03-01T14:00.")
 @click.option("--until", type=When(), help="Decided until then.")
-@click.option("-n", "--lines", type=click.IntRange(min=0), help="Only so many of the newest.")
+@click.option("-n", "--lines", type=Whole(0, LINES_MAX), help="Only so many of the newest.")
 @click.option("-f", "--follow", is_flag=True, help="Show the newest, then what comes.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document a line (docs/audit.md).")
 @click.option("--unit", default=journal.UNIT, hidden=True)
@@ -103,7 +104,7 @@ def audit(
         follow=follow,
     )
     if not journal.require_readable(journal.unit(unit)):
-        click.echo("sbxctl: the service has recorded nothing", err=True)
+        tell("sbxctl: the service has recorded nothing", err=True)
     if follow and lines is None and since is None:
         lines = FOLLOWED
     if follow and lines is not None:
@@ -131,14 +132,14 @@ def _show(records: Iterable[AuditRecord], write: Callable[[AuditRecord], None]) 
 
 
 def _json_line(record: AuditRecord) -> None:
-    sys.stdout.buffer.write(msgspec.json.encode(record) + b"\n")
+    sys.stdout.buffer.write(json_line(record))
     sys.stdout.buffer.flush()
 
 
 def _shown() -> Callable[[AuditRecord], None]:
     """One line for each, for people; coloured by priority on a terminal."""
     if not sys.stdout.isatty():
-        return lambda record: click.echo(_line(record))
+        return lambda record: tell(_line(record))
     out = page()
     return lambda record: out.print(Text(_line(record), STYLES.get(record.priority, "")))
 
@@ -146,8 +147,11 @@ def _shown() -> Callable[[AuditRecord], None]:
 def _line(record: AuditRecord) -> str:
     moment = record.decided_at.isoformat(timespec="milliseconds").replace("+00:00", "Z")
     number = "-" if record.sequence is None else str(record.sequence)
-    message = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in record.message)
-    return f"{moment}  {number:>6}  {record.event:<26}  {message}"
+    event, message = (
+        "".join(c if c.isprintable() else ascii(c)[1:-1] for c in each)
+        for each in (record.event, record.message)
+    )
+    return f"{moment}  {number:>6}  {event:<26}  {message}"
 
 
 # --- the proof ----------------------------------------------------------------------------------
@@ -217,16 +221,16 @@ def _described(end: Position | str) -> dict[str, object]:
 def _report(verdict: Verification, end: Position | str) -> None:
     for boot in verdict.boots:
         starts = len(boot.instances)
-        click.echo(
+        tell(
             f"boot {printable(boot.boot_id)}: {boot.first} to {boot.last}, "
             f"{boot.records} records, {starts} {'start' if starts == 1 else 'starts'}"
         )
     _list("note", verdict.notes)
     if isinstance(end, str):
-        click.echo(f"note: {end}")
+        tell(f"note: {end}")
     _list("finding", verdict.findings)
     if verdict.sound:
-        click.echo(f"sound: {verdict.records} records, none is missing")
+        tell(f"sound: {verdict.records} records, none is missing")
         return
     fail(
         Exit.AUDIT_INCOMPLETE,
@@ -238,6 +242,6 @@ def _report(verdict: Verification, end: Position | str) -> None:
 
 def _list(word: str, found: tuple[Finding, ...]) -> None:
     for each in found[:SHOWN_MAX]:
-        click.echo(f"{word}: {printable(str(each))}")
+        tell(f"{word}: {printable(str(each))}")
     if len(found) > SHOWN_MAX:
-        click.echo(f"{word}: … and {len(found) - SHOWN_MAX} more: --json")
+        tell(f"{word}: … and {len(found) - SHOWN_MAX} more: --json")

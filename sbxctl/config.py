@@ -13,7 +13,7 @@ import click
 import msgspec
 
 from sbxctl.exits import Exit
-from sbxctl.report import print_json
+from sbxctl.report import print_json, tell
 from sbxd.config import (
     BUILT_MECHANISMS,
     ConfigError,
@@ -47,10 +47,10 @@ def check(as_json: bool, file: Path) -> None:
     if as_json:
         print_json({"file": str(file), "ok": not problems, "problems": problems})
     elif not problems:
-        click.echo(f"{file}: ok")
+        tell(f"{file}: ok")
     else:
         for problem in problems:
-            click.echo(f"{file}: {problem}")
+            tell(f"{file}: {problem}")
     sys.exit(Exit.CONFIGURATION if problems else Exit.OK)
 
 
@@ -67,7 +67,7 @@ def show(changed: bool, as_json: bool, file: Path) -> None:
     try:
         settings = load(file)
     except ConfigError as error:
-        click.echo(f"sbxctl: {file}: {error}", err=True)
+        tell(f"sbxctl: {file}: {error}", err=True)
         sys.exit(Exit.CONFIGURATION)
     defaults = dict(_flat(msgspec.to_builtins(Settings())))
     found = dict(_flat(msgspec.to_builtins(settings)))
@@ -77,9 +77,7 @@ def show(changed: bool, as_json: bool, file: Path) -> None:
         return
     for key, value in shown.items():
         mark = "  # default" if defaults[key] == value else ""
-        click.echo(
-            f"# {key} has no value{mark}" if value is None else f"{key} = {_toml(value)}{mark}"
-        )
+        tell(f"# {key} has no value{mark}" if value is None else f"{key} = {_toml(value)}{mark}")
 
 
 def problems_of(file: Path) -> tuple[StartupRefusal, ...]:

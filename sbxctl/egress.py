@@ -12,7 +12,7 @@ from rich.table import Table
 from sbxctl import egress_learn, egress_test
 from sbxctl.advice import ADVICE
 from sbxctl.exits import Exit
-from sbxctl.report import page, print_json, printable
+from sbxctl.report import add_row, page, print_json, printable
 from sbxctl.session import run_verb
 from sbxctl.units import parse_destination
 from sbxd.client.admin import AdminClient
@@ -86,17 +86,17 @@ def show(socket: str, as_json: bool) -> None:
 
 def _show(shown: EgressShown) -> None:
     table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
-    table.add_row("mode", shown.policy.mode.value)
+    add_row(table, "mode", shown.policy.mode.value)
     for destination in shown.policy.destinations:
-        table.add_row("destination", f"{destination.host}:{_ports(destination.ports)}")
+        add_row(table, "destination", f"{destination.host}:{_ports(destination.ports)}")
     for name in shown.caps.__struct_fields__:
         value = getattr(shown.caps, name)
-        table.add_row(name, str(value).lower() if isinstance(value, bool) else str(value))
+        add_row(table, name, str(value).lower() if isinstance(value, bool) else str(value))
     for prefix in shown.host_network:
-        table.add_row("never dialled", prefix)
-    table.add_row("allowed", str(shown.allowed))
+        add_row(table, "never dialled", prefix)
+    add_row(table, "allowed", str(shown.allowed))
     for reason, count in sorted(shown.refused.items()):
-        table.add_row(f"refused: {reason}", str(count))
+        add_row(table, f"refused: {reason}", str(count))
     page().print(table)
 
 
@@ -185,7 +185,7 @@ def _show_check(checked: EgressChecked) -> None:
 def _show_steps(checked: EgressChecked) -> None:
     table = Table(box=None, show_header=False, padding=(0, 2, 0, 2))
     for number, (name, outcome) in enumerate(steps(checked), start=1):
-        table.add_row(f"{number}.", name, outcome)
+        add_row(table, f"{number}.", name, outcome)
     page().print(table)
 
 

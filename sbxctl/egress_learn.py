@@ -7,6 +7,7 @@ daemon's to say.
 
 import re
 from collections.abc import Iterable, Iterator
+from datetime import datetime
 
 import click
 import msgspec
@@ -18,28 +19,30 @@ from sbxctl.journal import (
     JournalRecord,
     JournalUnreadable,
     Query,
+    instant,
     records,
     unit,
 )
 from sbxctl.lesson import Denial, Lesson, as_toml, lesson
-from sbxctl.report import print_json, printable
+from sbxctl.report import print_json, printable, tell
 from sbxctl.session import fail, run_verb
 from sbxctl.specification import OPERATOR_TENANT, TEST_RUNS
+from sbxctl.when import When
 from sbxd.client.admin import AdminClient
 from sbxd.port.ids import IDENTIFIER_PATTERN
 
 RECORDS_MAX = 100_000
-SINCE = "-24h"
+SINCE = "24h"
 SHOWN_MAX = 20
 _RUN = re.compile(IDENTIFIER_PATTERN)
 
 
 @click.command("learn")
 @click.option("--run", "run_id", help="Only this run.")
-@click.option("--since", help=f"As journalctl has it; {SINCE} without --run.")
+@click.option("--since", type=When(), help=f"Since then, as 2h or today; {SINCE} without --run.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")
 @click.pass_obj
-def learn(socket: str, run_id: str | None, since: str | None, as_json: bool) -> None:
+def learn(socket: str, run_id: str | None, since: datetime | None, as_json: bool) -> None:
     """List the smallest allowlist that refused runs would have needed, as TOML for [egress].
 
     Reads the journal; changes nothing and lets nothing through. Judge each name: a program
@@ -48,12 +51,12 @@ def learn(socket: str, run_id: str | None, since: str | None, as_json: bool) -> 
     if run_id is not None and not _RUN.match(run_id):
         raise click.UsageError(f"--run {printable(run_id)}: no id of a run")
     if since is None and run_id is None:
-        since = SINCE
+        since = When().convert(SINCE, None, None)
 
     # Before there is a connection, whose heartbeat would wait for it.
     records = [
         record
-        for record in journal(run_id=run_id, since=since)
+        for record in journal(run_id=run_id, since=instant(since))
         if run_id is not None or not of_a_test(record)
     ]
 
@@ -68,7 +71,7 @@ def learn(socket: str, run_id: str | None, since: str | None, as_json: bool) -> 
             toml = as_toml(learned, configured)
             print_json({**msgspec.structs.asdict(learned), "toml": toml})
         else:
-            click.echo(as_toml(learned, configured), nl=False)
+            tell(as_toml(learned, configured), nl=False)
             _remark(learned)
         if len(records) >= RECORDS_MAX:
             fail(Exit.OK, f"only the first {RECORDS_MAX} records were read", hint="narrow --since")
@@ -80,18 +83,18 @@ def learn(socket: str, run_id: str | None, since: str | None, as_json: bool) -> 
 def _remark(learned: Lesson) -> None:
     """What else was found, on stderr."""
     if not learned.suggestions:
-        click.echo("sbxctl: nothing was refused that a longer list would have allowed", err=True)
+        tell("sbxctl: nothing was refused that a longer list would have allowed", err=True)
     for each in learned.listed[:SHOWN_MAX]:
         where = f"{each.host}:{','.join(map(str, each.ports))}"
-        click.echo(f"sbxctl: listed already, not in the run's specification: {where}", err=True)
+        tell(f"sbxctl: listed already, not in the run's specification: {where}", err=True)
     for one in learned.never[:SHOWN_MAX]:
         where = f"{one.host or '?'}:{one.port or '?'}"
         what = f"never suggested: {where} ({one.reason}, {one.asked} times)"
-        click.echo(f"sbxctl: {printable(what)}", err=True)
+        tell(f"sbxctl: {printable(what)}", err=True)
     if len(learned.never) > SHOWN_MAX:
-        click.echo(f"sbxctl: … and {len(learned.never) - SHOWN_MAX} more: --json", err=True)
+        tell(f"sbxctl: … and {len(learned.never) - SHOWN_MAX} more: --json", err=True)
     if learned.not_recorded:
-        click.echo(
+        tell(
             f"sbxctl: {learned.not_recorded} more refusals came too fast to be recorded one by "
             "one; what they asked for is not known",
             err=True,

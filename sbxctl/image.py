@@ -14,7 +14,7 @@ import trio
 from sbxctl.archive import Prepared, prepared
 from sbxctl.exits import Exit
 from sbxctl.pull import pull
-from sbxctl.report import print_json, show_images
+from sbxctl.report import print_json, printable, show_images, tell
 from sbxctl.rootfs import build_debian
 from sbxctl.session import run_verb
 from sbxctl.units import ImageDigest, human_bytes
@@ -71,10 +71,10 @@ def _imported(found: ImageInfo, *, as_json: bool) -> int:
     if as_json:
         print_json(found)
     else:
-        click.echo(found.digest)
-        click.echo(
+        tell(printable(found.digest))
+        tell(
             "to give it a name, add it to /etc/sbxd/config.toml and restart sbxd:\n"
-            f'  [images.aliases]\n  NAME = "{found.digest}"',
+            f'  [images.aliases]\n  NAME = "{printable(found.digest)}"',
             err=True,
         )
     return Exit.OK
@@ -262,9 +262,9 @@ def prune(socket: str, dry_run: bool, yes: bool, as_json: bool) -> None:
             print_json({"removed": removed, "kept": kept, "dry_run": dry_run})
         else:
             for digest in removed:
-                click.echo(digest)
+                tell(printable(digest))
             verdict = "would go" if dry_run else "removed"
-            click.echo(
+            tell(
                 f"{len(removed)} images {verdict} ({human_bytes(freed)} packed), {len(after)} kept",
                 err=True,
             )

@@ -9,6 +9,7 @@ A program chose these names: a name can carry data, and asking for it is how a p
 get it listed.
 """
 
+import json
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -204,4 +205,5 @@ def as_toml(learned: Lesson, configured: Sequence[EgressDestination]) -> str:
 
 
 def _entry(host: str, ports: tuple[int, ...]) -> str:
-    return f'{{ host = "{host}", ports = [{", ".join(map(str, ports))}] }}'
+    # A string of JSON in ASCII is one of TOML.
+    return f"{{ host = {json.dumps(host)}, ports = [{', '.join(map(str, ports))}] }}"

@@ -8,13 +8,13 @@ from contextlib import closing
 from datetime import UTC, datetime
 
 import click
-import msgspec
 from rich.text import Text
 
 from sbxctl import journal
 from sbxctl.journal import JournalRecord, Query, number, text
-from sbxctl.report import page
+from sbxctl.report import json_line, page, tell
 from sbxctl.stream import endless
+from sbxctl.units import LINES_MAX, Whole
 from sbxctl.when import When
 
 UNITS = {
@@ -31,7 +31,7 @@ _SYSTEMD = "systemd"
 @click.command("logs")
 @click.argument("of", nargs=-1, type=click.Choice(tuple(UNITS)), metavar="[PART]...")
 @click.option("--since", type=When(), help="Since then: 15m, today, 2026-03-01T14:00.")
-@click.option("-n", "--lines", type=click.IntRange(min=0), help=f"The newest; {LINES} by default.")
+@click.option("-n", "--lines", type=Whole(0, LINES_MAX), help=f"The newest; {LINES} by default.")
 @click.option("-f", "--follow", is_flag=True, help="Go on with what comes.")
 @click.option(
     "-p",
@@ -107,20 +107,17 @@ def _show(found: Iterable[JournalRecord], *, as_json: bool) -> None:
             out.print(Text(str(each), STYLES.get(each.priority, "")))
     else:
         for each in map(_Line, found):
-            click.echo(str(each))
+            tell(str(each))
 
 
 def _documents(found: Iterable[JournalRecord]) -> Iterator[bytes]:
     for line in map(_Line, found):
-        yield (
-            msgspec.json.encode(
-                {
-                    "at": line.at,
-                    "unit": line.unit,
-                    "by": line.by,
-                    "priority": line.priority,
-                    "message": line.message,
-                }
-            )
-            + b"\n"
+        yield json_line(
+            {
+                "at": line.at,
+                "unit": line.unit,
+                "by": line.by,
+                "priority": line.priority,
+                "message": line.message,
+            }
         )

@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 
 from sbxctl.exits import Exit
+from sbxctl.report import tell
 from sbxctl.service_state import has_ended
 from sbxctl.session import fail, run_verb
 from sbxd.client.admin import AdminClient
@@ -53,7 +54,7 @@ def metrics(socket: str, as_json: bool, form: str, textfile: Path | None, no_sta
     wanted = MetricsForm.JSON if as_json else MetricsForm(form)
 
     async def verb(admin: AdminClient) -> int:
-        click.echo(await admin.metrics(wanted), nl=False)
+        tell(await admin.metrics(wanted), nl=False)
         return Exit.OK
 
     if no_start and textfile is None:

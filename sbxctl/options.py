@@ -8,26 +8,26 @@ from typing import Any, TypeVar
 import click
 
 from sbxctl.specification import LimitOptions
-from sbxctl.units import Cpus, Size
+from sbxctl.units import Cpus, Size, Whole
 
 # A verb: click calls it with its options by name.
 VerbT = TypeVar("VerbT", bound=Callable[..., None])
 
+# What the wire can carry; the daemon's ceilings are lower, and it names them.
+COUNT_MAX = 2**53 - 1
 _ENVIRONMENT = (
     click.option("--image", help="An alias of the configuration, or a sha256 digest."),
     click.option("--memory", type=Size(), help="Memory, like 256M."),
     click.option("--cpus", type=Cpus(), help="CPU rate in cores, like 0.5."),
-    click.option("--pids", type=click.IntRange(1), help="Processes and threads."),
+    click.option("--pids", type=Whole(1, COUNT_MAX), help="Processes and threads."),
     click.option("--disk", type=Size(), help="Bytes of the workspace, like 64M."),
-    click.option("--inodes", type=click.IntRange(16), help="Files of the workspace."),
+    click.option("--inodes", type=Whole(16, COUNT_MAX), help="Files of the workspace."),
 )
 _BOUNDS = (
     click.option(
         "--timeout",
-        type=click.IntRange(1, 86400),
-        default=300,
-        show_default=True,
-        help="Seconds that a command may take.",
+        type=Whole(1, 86_400),
+        help="Seconds that a command may take; by default what its environment allows.",
     ),
     click.option("--max-output", type=Size(), default=4 * 2**20, help="Bytes kept of each stream."),
 )
@@ -46,5 +46,14 @@ def environment_options(verb: Callable[..., None]) -> Callable[..., None]:
 
 
 def bound_options(verb: VerbT) -> VerbT:
-    """What bounds one command: `timeout` in seconds, `max_output` in bytes of each stream."""
+    """What bounds one command: `timeout` in seconds, None where none was asked for; `max_output` in
+    bytes of each stream."""
     return reduce(lambda made, option: option(made), reversed(_BOUNDS), verb)
+
+
+def raw_option(verb: VerbT) -> VerbT:
+    """`raw`: what a program prints goes to a terminal as it is."""
+    option = click.option(
+        "--raw", is_flag=True, help="Send control characters to the terminal as they are."
+    )
+    return option(verb)

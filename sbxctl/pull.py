@@ -19,6 +19,7 @@ from typing import NamedTuple
 import click
 import msgspec
 
+from sbxctl.report import tell
 from sbxd.oci.documents import DOCUMENT_BYTES_MAX
 
 _REFERENCE = re.compile(r"[A-Za-z0-9/._][A-Za-z0-9/._:@+-]{0,480}", re.ASCII)
@@ -64,7 +65,7 @@ def pull(reference: str, folder: Path) -> Pulled:
     _, at, wanted = name.partition("@")
     if at and wanted != digest:
         raise click.ClickException(f"the registry answered {digest} for {name}")
-    click.echo(f"{name} is {digest}", err=True)
+    tell(f"{name} is {digest}", err=True)
     options = ["--preserve-digests"] if _is_oci(raw) else []
     _copy(tool, options, f"{_REGISTRY}{_repository(name)}@{digest}", target)
     return Pulled(target, name if at else f"{name}@{digest}")

@@ -3,7 +3,7 @@
 import click
 
 from sbxctl.exits import Exit
-from sbxctl.report import print_json, printable
+from sbxctl.report import print_json, printable, tell
 from sbxctl.session import fail, run_verb
 from sbxd.client.admin import AdminClient
 from sbxd.port.errors import ExecutionUnavailable, UnavailableCode
@@ -26,10 +26,11 @@ def ls(socket: str, as_json: bool) -> None:
         if as_json:
             print_json(items)
         elif not items:
-            click.echo("nothing is quarantined")
+            tell("nothing is quarantined")
         else:
             for item in items:
-                click.echo(f"{printable(item.name)}  {', '.join(item.kinds) or 'nothing is left'}")
+                kinds = printable(", ".join(item.kinds)) or "nothing is left"
+                tell(f"{printable(item.name)}  {kinds}")
         return Exit.OK
 
     run_verb(socket, verb)
@@ -55,7 +56,8 @@ def clear(socket: str, without_proof: bool, name: str) -> None:
                 "nothing of that name is quarantined",
                 hint="`sbxctl quarantine ls` lists what is",
             )
-        click.echo(f"{printable(name)} holds: {', '.join(kinds) or 'nothing that can be seen'}")
+        held = printable(", ".join(kinds)) or "nothing that can be seen"
+        tell(f"{printable(name)} holds: {held}")
         try:
             proof = await admin.clear_quarantine(name, word)
         except ExecutionUnavailable as error:
@@ -66,7 +68,7 @@ def clear(socket: str, without_proof: bool, name: str) -> None:
                 error.detail,
                 hint="remove what holds it; `--without-proof` releases it on your word",
             )
-        click.echo(f"{printable(name)} cleared: {proof}")
+        tell(f"{printable(name)} cleared: {printable(proof)}")
         return Exit.OK
 
     run_verb(socket, verb)

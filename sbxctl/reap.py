@@ -3,7 +3,7 @@
 import click
 
 from sbxctl.exits import Exit
-from sbxctl.report import print_json, printable
+from sbxctl.report import print_json, printable, tell
 from sbxctl.session import run_verb
 from sbxd.client.admin import AdminClient
 
@@ -20,16 +20,16 @@ def reap(socket: str, as_json: bool) -> None:
         if as_json:
             print_json(reaped)
             return Exit.OK
-        click.echo(
+        tell(
             f"{reaped.asked} environments asked about, {len(reaped.stale)} stale and ended, "
             f"{reaped.unknown} unknown"
         )
         for each in reaped.stale:
-            click.echo(f"{each} ended")
+            tell(f"{printable(each)} ended")
         for each in reaped.released:
-            click.echo(f"{printable(each)} proven gone, and out of the quarantine")
+            tell(f"{printable(each)} proven gone, and out of the quarantine")
         for name in reaped.unanswered:
-            click.echo(
+            tell(
                 f"sbxctl: the lease authority {printable(name)} does not answer; nothing was "
                 "ended on its account",
                 err=True,

@@ -3,7 +3,7 @@
 import click
 
 from sbxctl.exits import Exit
-from sbxctl.report import print_json, printable
+from sbxctl.report import print_json, printable, tell
 from sbxctl.session import run_verb
 from sbxd.client.admin import AdminClient
 
@@ -31,13 +31,15 @@ def reconcile(socket: str, as_json: bool) -> None:
             )
         else:
             for each in report.destroyed:
-                click.echo(f"{printable(each)} destroyed")
+                tell(f"{printable(each)} destroyed")
             for each in report.released:
-                click.echo(f"{printable(each)} proven gone, and out of the quarantine")
+                tell(f"{printable(each)} proven gone, and out of the quarantine")
             for item in held:
-                click.echo(f"{printable(item.name)} quarantined: {', '.join(item.kinds) or '-'}")
+                tell(
+                    f"{printable(item.name)} quarantined: {printable(', '.join(item.kinds)) or '-'}"
+                )
             if not report.destroyed and not report.released and not held:
-                click.echo("nothing to repair")
+                tell("nothing to repair")
         return Exit.HOST_DEGRADED if held else Exit.OK
 
     run_verb(socket, verb)

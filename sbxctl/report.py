@@ -1,7 +1,9 @@
 """What sbxctl shows: for people on stderr with rich, for programs as one JSON document on stdout.
 
 Bytes from a sandbox (names, output) are never interpreted: in the report for people they are
-escaped, so that a file name cannot move the cursor of the terminal that shows it.
+escaped, so that a file name cannot move the cursor of the terminal that shows it. On a terminal our
+own lines beside a program's output have a style, which the program's cannot have
+(`sbxctl.terminal`).
 """
 
 import base64
@@ -13,6 +15,7 @@ from enum import StrEnum
 from types import TracebackType
 from typing import Any
 
+import click
 import msgspec
 from rich.console import Console, Group
 from rich.live import Live
@@ -20,6 +23,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from sbxctl.terminal import Output, visible
 from sbxctl.units import human_bytes
 from sbxd.port.command import ExecutionResult, FileChange, Usage
 from sbxd.wire.descriptions import EnvironmentInfo, ImageInfo, PostureItem
@@ -38,10 +42,46 @@ def page() -> Console:
     return Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else 400)
 
 
+def output(*, raw: bool) -> Output:
+    """Where the output of programs goes. raw: as it is, also to a terminal."""
+    return Output(raw=raw, styled=_is_styled())
+
+
+def _is_styled() -> bool:
+    """Whether our own lines have a style: where stderr is a terminal that has any."""
+    return console().color_system is not None
+
+
+def say(text: str) -> None:
+    """One sentence of sbxctl's own, on stderr."""
+    console().print(Text.assemble(("sbxctl:", "bold reverse"), f" {visible(text)}"))
+
+
+def tell(text: str = "", *, err: bool = False, nl: bool = True) -> None:
+    """Lines of ours, on stdout, or with err on stderr. A name in them is escaped, but for its
+    newlines: `printable` is for names that may have some."""
+    click.echo(visible(text).replace("\r", "\\r"), err=err, nl=nl)
+
+
+def prompt(text: str) -> str:
+    """What a person is asked to type after; it is told from a program's output by its style."""
+    return f"\x1b[1;7m{visible(text)}\x1b[0m " if _is_styled() else f"{visible(text)} "
+
+
 def print_json(document: object) -> None:
     """One JSON document and a newline on stdout."""
     raw = msgspec.to_builtins(document, enc_hook=_encode, builtin_types=(bytes,))
-    sys.stdout.write(json.dumps(raw, indent=2, default=_encode, ensure_ascii=True) + "\n")
+    sys.stdout.write(_ascii(json.dumps(raw, indent=2, default=_encode)) + "\n")
+
+
+def json_line(document: object) -> bytes:
+    """One JSON document of its own line."""
+    return _ascii(json.dumps(msgspec.to_builtins(document))).encode() + b"\n"
+
+
+def _ascii(document: str) -> str:
+    """JSON as `dumps` makes it, without the one control character that it leaves."""
+    return document.replace("\x7f", "\\u007f")
 
 
 def _encode(value: object) -> Any:
@@ -80,7 +120,7 @@ def show_result(result: ExecutionResult, *, out: Console) -> None:
         verdict = f"[bold {colour}]exit code {result.exit_code}[/]"
     truncated = [n for n in ("stdout", "stderr") if getattr(result, f"{n}_truncated")]
     note = f", {' and '.join(truncated)} truncated" if truncated else ""
-    out.print(f"── {verdict} in {result.duration_ms} ms{note} ──")
+    out.print(f"[reverse]── {verdict} in {result.duration_ms} ms{note} ──[/]")
     show_changes(result.files_changed, out=out)
     if result.files_changed_truncated:
         out.print("   … and more: the list is truncated")
@@ -97,8 +137,13 @@ def show_changes(changes: Sequence[FileChange], *, out: Console) -> None:
     for change in changes:
         digest = change.sha256 or "-"
         size = "-" if change.sha256 is None else human_bytes(change.size_bytes)
-        table.add_row(change.change.lower(), printable(change.path), size, digest)
+        add_row(table, change.change.lower(), change.path, size, digest)
     out.print(table)
+
+
+def add_row(table: Table, *cells: str) -> None:
+    """A row of a table, with everything in it escaped."""
+    table.add_row(*(Text(_visible(cell)) for cell in cells))
 
 
 def show_usage(usage: Usage, *, out: Console) -> None:
@@ -124,10 +169,11 @@ def show_environments(environments: Sequence[EnvironmentInfo]) -> None:
     for heading in ("ENVIRONMENT", "TENANT", "RUN", "STATE", "OWNER", "COMMANDS", "EXPIRES"):
         table.add_column(heading, no_wrap=True)
     for each in environments:
-        table.add_row(
+        add_row(
+            table,
             each.handle.environment_id,
-            printable(each.handle.tenant_id),
-            printable(each.handle.run_id),
+            each.handle.tenant_id,
+            each.handle.run_id,
             each.state,
             str(each.owner_uid),
             str(each.commands_run),
@@ -160,7 +206,7 @@ def show_environment(info: EnvironmentInfo) -> None:
         ("created", info.handle.created_at.isoformat()),
         ("expires", info.handle.expires_at.isoformat()),
     ):
-        table.add_row(name, printable(value))
+        add_row(table, name, value)
     page().print(table)
 
 
@@ -180,9 +226,10 @@ def show_images(images: Sequence[ImageInfo]) -> None:
     ):
         table.add_column(heading, no_wrap=True)
     for image in images:
-        table.add_row(
+        add_row(
+            table,
             image.digest,
-            printable(image.label) or "-",
+            image.label or "-",
             ", ".join(image.aliases) or "-",
             human_bytes(image.size_bytes),
             human_bytes(image.unshared_bytes),
@@ -200,8 +247,8 @@ def show_posture(items: Sequence[PostureItem]) -> None:
     """The table of `sbxctl doctor`, on stdout; every line that is not ok has its fix."""
     out = page()
     for item in items:
-        mark = _MARKS.get(item.state, item.state.replace("_", " "))
-        out.print(f"{mark:>20}  [bold]{escape(item.name)}[/]  {printable(item.detail)}")
+        mark = _MARKS.get(item.state, printable(item.state.replace("_", " ")))
+        out.print(f"{mark:>20}  [bold]{printable(item.name)}[/]  {printable(item.detail)}")
         if item.fix and item.state != "ok":
             out.print(f"          fix: {printable(item.fix)}")
 
@@ -295,7 +342,7 @@ def _rendered(sheet: Sheet, width: int) -> Group:
             heading, no_wrap=True, justify="right" if heading in sheet.right else "left"
         )
     for row in sheet.rows:
-        table.add_row(*(Text(_visible(cell)) for cell in row[:shown]))
+        add_row(table, *row[:shown])
     return Group(Text(_visible(sheet.headline), style="bold"), Text(""), table)
 
 

@@ -9,10 +9,10 @@ import sys
 from collections.abc import Awaitable, Callable
 from typing import NoReturn
 
-import click
 import trio
 
 from sbxctl.exits import Exit
+from sbxctl.report import say, tell
 from sbxd.client.admin import AdminClient, connect_admin
 from sbxd.port.errors import (
     ExecutionRejected,
@@ -56,9 +56,9 @@ def run_verb(socket: str, verb: Verb, *, when_down: Callable[[], None] = lambda:
 
 def fail(code: Exit, what: str, *, hint: str = "") -> int:
     """Say what failed and what to do about it, on stderr."""
-    click.echo(f"sbxctl: {what}", err=True)
+    say(what)
     if hint:
-        click.echo(f"  → {hint}", err=True)
+        tell(f"  → {hint}", err=True)
     return code
 
 

@@ -33,13 +33,18 @@ class LimitOptions:
         """Nothing was asked for."""
         return cls(None, None, None, None, None)
 
-    def over(self, defaults: ResourceLimits) -> ResourceLimits:
-        """The defaults with what was asked for in their place."""
+    def over(
+        self, defaults: ResourceLimits, *, timeout_seconds: int | None = None
+    ) -> ResourceLimits:
+        """The defaults with what was asked for in their place. timeout_seconds: of a command there,
+        where one was asked for; the environment allows that much."""
         asked = {
             name: value
             for name in self.__dataclass_fields__
             if (value := getattr(self, name)) is not None
         }
+        if timeout_seconds is not None and timeout_seconds > defaults.wall_clock_seconds:
+            asked["wall_clock_seconds"] = timeout_seconds
         try:
             return msgspec.convert({**msgspec.to_builtins(defaults), **asked}, ResourceLimits)
         except msgspec.ValidationError as error:

@@ -13,7 +13,7 @@ from sbxctl.meters import Row, Use, used
 from sbxctl.pool import rate
 from sbxctl.report import Screen, Sheet, print_json, show_sheet
 from sbxctl.session import run_verb
-from sbxctl.units import human_bytes, human_duration
+from sbxctl.units import Seconds, human_bytes, human_duration
 from sbxd.client.admin import AdminClient
 from sbxd.wire.observing import MetersAre
 
@@ -53,7 +53,7 @@ _KEYS: dict[Order, Callable[[Row], tuple[float | str, ...]]] = {
 )
 @click.option(
     "--interval",
-    type=click.FloatRange(0.5, 3600),
+    type=Seconds(0.5, 3600),
     default=2.0,
     show_default=True,
     help="Seconds between two answers.",

@@ -2,7 +2,7 @@
 
 import secrets
 from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -72,5 +72,6 @@ async def get_file(
     except OSError as error:
         raise click.ClickException(f"{destination}: {error.strerror}") from None
     finally:
-        with trio.move_on_after(5, shield=True):
-            await trio.Path(partial).unlink(missing_ok=True)
+        # What could not be made there cannot be removed either.
+        with trio.move_on_after(5, shield=True), suppress(OSError):
+            await trio.Path(partial).unlink()

@@ -11,7 +11,10 @@ _SIZE = re.compile(
     r"([0-9]{1,16}(?:\.[0-9]{1,6})?)(?:([kmgt])(?:i?b)?|b)?", re.ASCII | re.IGNORECASE
 )
 _PORT = re.compile(r"[0-9]{1,6}", re.ASCII)
+_DIGITS = re.compile(r"[0-9]{1,18}", re.ASCII)
+_DECIMAL = re.compile(r"[0-9]{1,9}(?:\.[0-9]{1,9})?", re.ASCII)
 _CORES = re.compile(r"[0-9]{1,4}(?:\.[0-9]{1,3})?", re.ASCII)
+LINES_MAX = 10**9  # that a verb is asked for
 _FACTORS = {"": 1, "k": 1024, "m": 1024**2, "g": 1024**3, "t": 1024**4}
 
 
@@ -25,7 +28,7 @@ class Size(click.ParamType[int]):
     ) -> int:
         if isinstance(value, int):
             return value
-        match = _SIZE.fullmatch(str(value).strip())
+        match = _SIZE.fullmatch(str(value).strip(" "))
         if match is None:
             self.fail(f"{value!r} is no size: write it like 64M or 2G", param, ctx)
         size = round(float(match[1]) * _FACTORS[(match[2] or "").lower()])
@@ -44,13 +47,59 @@ class Cpus(click.ParamType[int]):
     ) -> int:
         if isinstance(value, int):
             return value
-        text = str(value).strip()
+        text = str(value).strip(" ")
         if _CORES.fullmatch(text) is None:
             self.fail(f"{value!r} is no number of cores: write it like 0.5 or 2", param, ctx)
         millicores = round(float(text) * 1000)
         if millicores < 10:
             self.fail("the smallest share is 0.01 cores", param, ctx)
         return millicores
+
+
+class Whole(click.ParamType[int]):
+    """A whole number in ASCII digits alone, within bounds that are both allowed."""
+
+    name = "number"
+
+    def __init__(self, least: int, most: int) -> None:
+        self._least = least
+        self._most = most
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> int:
+        if isinstance(value, int):
+            return value
+        if _DIGITS.fullmatch(str(value)) is None:
+            self.fail(f"{str(value)[:40]!a} is no whole number of decimal digits", param, ctx)
+        number = int(str(value))
+        if not self._least <= number <= self._most:
+            self.fail(f"{number} is not from {self._least} to {self._most}", param, ctx)
+        return number
+
+
+class Seconds(click.ParamType[float]):
+    """A length of time in seconds, in ASCII digits with at most one point, within bounds that are
+    both allowed."""
+
+    name = "seconds"
+
+    def __init__(self, least: float, most: float) -> None:
+        self._least = least
+        self._most = most
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        if isinstance(value, float):
+            return value
+        if _DECIMAL.fullmatch(str(value)) is None:
+            found = f"{str(value)[:40]!a} is no number of seconds"
+            self.fail(f"{found}: write it like 2 or 0.5", param, ctx)
+        seconds = float(str(value))
+        if not self._least <= seconds <= self._most:
+            self.fail(f"{seconds:g} is not from {self._least:g} to {self._most:g}", param, ctx)
+        return seconds
 
 
 class EnvironmentName(click.ParamType[str]):
@@ -110,11 +159,12 @@ def human_duration(milliseconds: int) -> str:
 
 
 def parse_destination(value: str) -> tuple[str, int]:
-    """HOST:PORT, as far as it has that form; what is a host is judged elsewhere.
+    """HOST:PORT, as far as it has that form; what is a host is judged elsewhere. The port is 0,
+    which is none, where it is not written as the proxy takes it (0443).
 
     Raises click.UsageError.
     """
     host, colon, port = value.rpartition(":")
     if not colon or not _PORT.fullmatch(port) or len(host) > HOST_CHARACTERS_MAX:
         raise click.UsageError(f"{value!a}: write HOST:PORT, as files.example.org:443")
-    return host, int(port)
+    return host, 0 if port.startswith("0") else int(port)

@@ -27,6 +27,11 @@ class Session(Protocol):
 
 
 class Database(Protocol):
+    @property
+    def now_statement(self) -> str:
+        """Selects the database's own time: one row of microseconds since 1970 UTC."""
+        ...
+
     async def transaction(self, work: Callable[[Session], Awaitable[ResultT]]) -> ResultT:
         """Await `work` in a transaction: committed and durable when it returns, undone when it
         raises. `work` may run more than once and awaits nothing but its session.

@@ -60,6 +60,8 @@ class _PostgresSession:
 class PostgresDatabase:
     """Made by `open_postgres`."""
 
+    now_statement = "SELECT CAST(extract(epoch FROM clock_timestamp()) * 1000000 AS BIGINT)"
+
     def __init__(self, conninfo: str, bridge: AsyncioBridge) -> None:
         self._conninfo = conninfo
         self._bridge = bridge

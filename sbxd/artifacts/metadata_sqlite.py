@@ -42,6 +42,12 @@ class _SqliteSession:
 class SqliteDatabase:
     """Made by `open_sqlite`."""
 
+    # In one statement 'now' is one time. Milliseconds are what SQLite has.
+    now_statement = (
+        "SELECT CAST(strftime('%s', 'now') AS INTEGER) * 1000000"
+        " + CAST(substr(strftime('%f', 'now'), 4) AS INTEGER) * 1000"
+    )
+
     def __init__(self, connection: aiosqlite.Connection, bridge: AsyncioBridge) -> None:
         self._connection = connection
         self._bridge = bridge

@@ -21,13 +21,14 @@ from sbxd.artifacts.identifiers import ArtifactIds
 from sbxd.artifacts.metadata_sqlite import open_sqlite
 from sbxd.artifacts.metrics import TENANTS_MAX, render
 from sbxd.artifacts.records import MetadataStore
-from sbxd.artifacts.retention import Retention, WallClock, utc_now
+from sbxd.artifacts.retention import Retention, SharedClock, utc_now
 from sbxd.artifacts.service import ArtifactService
 from sbxd.artifacts.sql import SqlMetadata
 from sbxd.artifacts.store import DurableArtifactStore
 from sbxd.artifacts.sweeper import Sweeper
 from sbxd.artifacts.tree import ArtifactTree
 from sbxd.artifacts.writer import RunArtifactWriter
+from sbxd.policy.attachment import is_media_type
 from sbxd.port.artifact import (
     ArtifactOrigin,
     ArtifactUnavailable,
@@ -45,11 +46,14 @@ class ArtifactSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     directory: an existing folder of this user that nobody else can write to.
     metadata: a PostgreSQL connection URI; empty for SQLite in `directory`.
+    archives: the media types as which a run may export an archive or a packed stream; none by
+    default.
     """
 
     directory: str
     metadata: str = ""
     retention: Retention = Retention()
+    archives: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.metadata and not self.metadata.startswith(_POSTGRES_SCHEMES):
@@ -57,6 +61,9 @@ class ArtifactSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         if _PASSWORD.search(self.metadata):
             # Settings are shown, logged and backed up.
             raise ValueError("metadata holds a password: use libpq's password file")
+        for each in self.archives:
+            if not is_media_type(each) or each != each.lower() or ";" in each:
+                raise ValueError(f"archives: {each!a} is no media type as application/zip")
 
 
 @final
@@ -70,10 +77,13 @@ class Artifacts:
         *,
         retention: Retention,
         ids: ArtifactIds,
-        now: WallClock,
+        now: SharedClock,
+        archives: frozenset[str] = frozenset(),
     ) -> None:
         self._metadata = metadata
-        self._store = DurableArtifactStore(tree, metadata, retention=retention, ids=ids, now=now)
+        self._store = DurableArtifactStore(
+            tree, metadata, retention=retention, ids=ids, now=now, archives=archives
+        )
         self.service = ArtifactService(self._store, metadata, now)
         self.sweeper = Sweeper(tree, metadata, retention, now)
 
@@ -97,9 +107,10 @@ class Artifacts:
 
 @asynccontextmanager
 async def open_artifacts(
-    settings: ArtifactSettings, *, now: WallClock = utc_now
+    settings: ArtifactSettings, *, now: SharedClock | None = None
 ) -> AsyncIterator[Artifacts]:
-    """The store of these settings, on asyncio or trio.
+    """The store of these settings, on asyncio or trio. now: when an artifact begins and ends; by
+    default the database says it.
 
     Raises: ArtifactUnavailable: REFUSED, METADATA, SCHEMA, MISMATCH, NO_SPACE or IO.
     """
@@ -109,8 +120,16 @@ async def open_artifacts(
         async with open_database(settings) as database:
             metadata = SqlMetadata(database)
             await pair(tree, metadata)
-            ids = ArtifactIds(lambda: int(now().timestamp() * 1000), secrets.token_bytes)
-            yield Artifacts(tree, metadata, retention=settings.retention, ids=ids, now=now)
+            ids = ArtifactIds(lambda: int(utc_now().timestamp() * 1000), secrets.token_bytes)
+            clock = metadata.now if now is None else now
+            yield Artifacts(
+                tree,
+                metadata,
+                retention=settings.retention,
+                ids=ids,
+                now=clock,
+                archives=frozenset(settings.archives),
+            )
     finally:
         tree.close()
 

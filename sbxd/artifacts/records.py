@@ -38,7 +38,7 @@ class Removal(StrEnum):
 class Intent(Struct, frozen=True, kw_only=True):
     """What is known before the first byte.
 
-    begun_at: when the put began, by the store's clock (created_at may be a sender's).
+    begun_at: when the put began, by the database's clock (created_at may be a sender's).
     """
 
     artifact_id: ArtifactId
@@ -88,6 +88,10 @@ class MetadataStore(Protocol):
 
     Times are aware datetimes; microseconds are kept.
     """
+
+    async def now(self) -> datetime:
+        """The time by the database's own clock, which all who share the store share."""
+        ...
 
     async def store_id(self) -> str | None:
         """The tree that these rows are of; None for a database that has none yet."""
@@ -152,8 +156,10 @@ class MetadataStore(Protocol):
         """STORED rows that have expired become REMOVING; how many."""
         ...
 
-    async def doom_abandoned(self, *, begun_before: datetime, limit: int) -> int:
-        """PENDING rows whose put began before become REMOVING; how many."""
+    async def pending(
+        self, *, begun_before: datetime, after: ArtifactId | None, limit: int
+    ) -> Sequence[Doomed]:
+        """PENDING rows whose put began before, in the order of their ids, from behind `after`."""
         ...
 
     async def doomed(self, *, after: ArtifactId | None, limit: int) -> Sequence[Doomed]:

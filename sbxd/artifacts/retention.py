@@ -4,7 +4,7 @@ Invariant: every origin has a row; a lifetime is decided when the artifact is ma
 is claimed and when a reply attaches an export, and never by counting who refers to it.
 """
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime, timedelta
 from typing import Annotated
 
@@ -13,6 +13,8 @@ from msgspec import Meta, Struct
 from sbxd.port.artifact import ArtifactOrigin
 
 WallClock = Callable[[], datetime]
+# What decides whether an artifact has ended: the clock that all who share the store share.
+SharedClock = Callable[[], Awaitable[datetime]]
 
 _SECONDS_MAX = 3650 * 86_400
 Lifetime = Annotated[int, Meta(ge=1, le=_SECONDS_MAX)]
@@ -55,5 +57,5 @@ def expiry(retention: Retention, origin: ArtifactOrigin, created_at: datetime) -
 
 
 def utc_now() -> datetime:
-    """The wall clock of a deployment."""
+    """This host's wall clock: for the ids of artifacts, never for a decision."""
     return datetime.now(UTC)

@@ -14,7 +14,7 @@ from typing import Protocol, final, runtime_checkable
 from msgspec import Struct
 
 from sbxd.artifacts.records import MetadataStore, StoredArtifact
-from sbxd.artifacts.retention import WallClock
+from sbxd.artifacts.retention import SharedClock
 from sbxd.policy.attachment import attachment_headers
 from sbxd.port.artifact import (
     ARTIFACT_ID_PATTERN,
@@ -47,7 +47,7 @@ class ArtifactService:
     """tenant_id, everywhere: whom the caller has authenticated. Every method raises
     ArtifactNotFound and ArtifactUnavailable."""
 
-    def __init__(self, store: ArtifactStore, metadata: MetadataStore, now: WallClock) -> None:
+    def __init__(self, store: ArtifactStore, metadata: MetadataStore, now: SharedClock) -> None:
         self._store = store
         self._metadata = metadata
         self._now = now
@@ -96,7 +96,7 @@ class ArtifactService:
         another run's.
         """
         found = await self._authorised(tenant_id, artifact_id)
-        if not await self._metadata.claim(tenant_id, artifact_id, run_id, now=self._now()):
+        if not await self._metadata.claim(tenant_id, artifact_id, run_id, now=await self._now()):
             raise ArtifactRejected(
                 ArtifactRejectedCode.NOT_CLAIMABLE, "no upload that this run may claim"
             )
@@ -112,7 +112,7 @@ class ArtifactService:
         """
         for artifact_id in artifact_ids:
             await self._authorised(tenant_id, artifact_id)
-        if not await self._metadata.attach(tenant_id, run_id, artifact_ids, now=self._now()):
+        if not await self._metadata.attach(tenant_id, run_id, artifact_ids, now=await self._now()):
             raise ArtifactRejected(
                 ArtifactRejectedCode.NOT_ATTACHABLE, "not all are exports of this run"
             )
@@ -120,13 +120,13 @@ class ArtifactService:
     async def delete(self, tenant_id: TenantId, artifact_id: ArtifactId) -> None:
         """End an artifact: not found from now on, its bytes removed by the next sweep."""
         await self._authorised(tenant_id, artifact_id)
-        if not await self._metadata.expire(tenant_id, artifact_id, now=self._now()):
+        if not await self._metadata.expire(tenant_id, artifact_id, now=await self._now()):
             raise ArtifactNotFound
 
     async def _authorised(self, tenant_id: TenantId, artifact_id: ArtifactId) -> StoredArtifact:
         if not re.match(ARTIFACT_ID_PATTERN, artifact_id):
             raise ArtifactNotFound
-        found = await self._metadata.find(artifact_id, now=self._now())
+        found = await self._metadata.find(artifact_id, now=await self._now())
         if found is None or found.metadata.tenant_id != tenant_id:
             raise ArtifactNotFound
         return found

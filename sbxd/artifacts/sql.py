@@ -48,6 +48,13 @@ class SqlMetadata:
     def __init__(self, database: Database) -> None:
         self._database = database
 
+    async def now(self) -> datetime:
+        async def work(session: Session) -> datetime:
+            rows = await session.execute(self._database.now_statement)
+            return _time(_int(rows[0][0]))
+
+        return await self._database.transaction(work)
+
     async def store_id(self) -> str | None:
         async def work(session: Session) -> str | None:
             rows = await session.execute("SELECT store_id FROM artifact_stores")
@@ -253,26 +260,35 @@ class SqlMetadata:
         return await self._database.transaction(work)
 
     async def doom_expired(self, *, now: datetime, limit: int) -> int:
-        return await self._doom("removal", "state = 'STORED' AND expires_at <= :before", now, limit)
-
-    async def doom_abandoned(self, *, begun_before: datetime, limit: int) -> int:
-        return await self._doom(
-            "'ABANDONED'", "state = 'PENDING' AND begun_at < :before", begun_before, limit
-        )
-
-    async def _doom(self, removal: str, which: str, before: datetime, limit: int) -> int:
-        """removal, which: constants of this module."""
+        which = "state = 'STORED' AND expires_at <= :now"
 
         async def work(session: Session) -> int:
             # The condition stands twice: a row that another transaction changed while this one
             # waited for it is judged again by the outer one.
             rows = await session.execute(
-                f"UPDATE artifacts SET state = 'REMOVING', removal = {removal}"
+                "UPDATE artifacts SET state = 'REMOVING'"
                 f" WHERE artifact_id IN (SELECT artifact_id FROM artifacts WHERE {which}"
                 f" ORDER BY artifact_id LIMIT :limit) AND {which} RETURNING artifact_id",
-                {"before": _microseconds(before), "limit": limit},
+                {"now": _microseconds(now), "limit": limit},
             )
             return len(rows)
+
+        return await self._database.transaction(work)
+
+    async def pending(
+        self, *, begun_before: datetime, after: ArtifactId | None, limit: int
+    ) -> Sequence[Doomed]:
+        async def work(session: Session) -> Sequence[Doomed]:
+            rows = await session.execute(
+                "SELECT artifact_id, tenant_id FROM artifacts WHERE state = 'PENDING'"
+                " AND begun_at < :before AND artifact_id > :after"
+                " ORDER BY artifact_id LIMIT :limit",
+                {"before": _microseconds(begun_before), "after": after or "", "limit": limit},
+            )
+            return [
+                Doomed(artifact_id=ArtifactId(str(row[0])), tenant_id=TenantId(str(row[1])))
+                for row in rows
+            ]
 
         return await self._database.transaction(work)
 

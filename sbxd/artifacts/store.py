@@ -25,8 +25,9 @@ from msgspec import Struct
 
 from sbxd.artifacts.identifiers import ArtifactIds
 from sbxd.artifacts.records import Caps, Intent, MetadataStore, Usage
-from sbxd.artifacts.retention import Retention, WallClock, expiry
+from sbxd.artifacts.retention import Retention, SharedClock, expiry
 from sbxd.artifacts.tree import ArtifactTree, ObjectMissing
+from sbxd.policy.archives import ArchiveScanner, refused_archives
 from sbxd.policy.attachment import is_media_type
 from sbxd.policy.content_flags import REFUSED_AS_TEXT, ContentScanner, is_scanned
 from sbxd.policy.storage_key import storage_key
@@ -59,6 +60,9 @@ UNDO_SECONDS = 10
 # What the sender says of its bytes; asked when the stream has ended.
 Expected = Callable[[], ContentDigest]
 
+# Out of a sandbox or out of a model, and on its way to a person: the operator says what may be an
+# archive. What a person uploaded, or a command printed, is stored as it is and says what it is.
+_JUDGED_AS_ARCHIVE = frozenset({ArtifactOrigin.SANDBOX_EXPORT, ArtifactOrigin.MODEL_OUTPUT})
 _WITHOUT_RUN = frozenset({ArtifactOrigin.UPLOAD, ArtifactOrigin.KNOWLEDGE_SOURCE})
 
 
@@ -77,7 +81,8 @@ class Draft(Struct, frozen=True, kw_only=True):
 class DurableArtifactStore:
     """Implements `sbxd.port.artifact.ArtifactStore`.
 
-    now: the wall clock, for when an artifact begins and ends.
+    now: the clock that says when an artifact begins and ends. archives: the media types, bare and
+    in lower case, as which an export may be an archive.
     """
 
     def __init__(
@@ -87,8 +92,10 @@ class DurableArtifactStore:
         *,
         retention: Retention,
         ids: ArtifactIds,
-        now: WallClock,
+        now: SharedClock,
+        archives: frozenset[str] = frozenset(),
     ) -> None:
+        self._archives = archives
         self._tree = tree
         self._metadata = metadata
         self._retention = retention
@@ -111,7 +118,8 @@ class DurableArtifactStore:
             media_type=metadata.media_type,
             trust=metadata.trust,
         )
-        intent = self._intent(draft, metadata.created_at, metadata.expires_at)
+        begun_at = await self._now()
+        intent = self._intent(draft, begun_at, metadata.created_at, metadata.expires_at)
         return await self._receive(stream, intent, lambda: said, ContentRule.ANY)
 
     async def receive(
@@ -128,7 +136,8 @@ class DurableArtifactStore:
 
         Raises:
             ArtifactRejected: nothing is stored. TOO_LARGE, TENANT_CAP, NOT_TEXT (by `rule`),
-                INVALID_NAME, INVALID_MEDIA_TYPE, INVALID_IDENTIFIER.
+                ARCHIVE (an export whose type is not listed for what it is), INVALID_NAME,
+                INVALID_MEDIA_TYPE, INVALID_IDENTIFIER.
             ArtifactIntegrityError: the bytes are not what `expected` says; nothing is stored.
             ArtifactUnavailable: nothing is stored that anybody was told of.
             Whatever the stream raises; nothing is stored.
@@ -136,8 +145,8 @@ class DurableArtifactStore:
         Cancellation: nothing is stored, unless the acknowledgment had come through already; what
         cannot be removed at once (10 s) is left to the sweep.
         """
-        now = self._now()
-        intent = self._intent(draft, now, expiry(self._retention, draft.origin, now))
+        now = await self._now()
+        intent = self._intent(draft, now, now, expiry(self._retention, draft.origin, now))
         return await self._receive(stream, intent, expected, rule)
 
     async def open(self, ref: ArtifactRef) -> "ObjectStream":
@@ -147,7 +156,7 @@ class DurableArtifactStore:
         ArtifactUnavailable here or while iterating.
         """
         for attempt in (1, 2):
-            found = await self._metadata.find(ref.artifact_id, now=self._now())
+            found = await self._metadata.find(ref.artifact_id, now=await self._now())
             if found is None:
                 raise ArtifactNotFound
             known = found.metadata
@@ -166,7 +175,13 @@ class DurableArtifactStore:
             return ObjectStream(self._tree, object_fd, ref, self._files)
         raise AssertionError
 
-    def _intent(self, draft: Draft, created_at: datetime, expires_at: datetime | None) -> Intent:
+    def _intent(
+        self,
+        draft: Draft,
+        begun_at: datetime,
+        created_at: datetime,
+        expires_at: datetime | None,
+    ) -> Intent:
         _check(draft)
         return Intent(
             artifact_id=self._ids.new(),
@@ -176,7 +191,7 @@ class DurableArtifactStore:
             filename=draft.filename,
             media_type=draft.media_type,
             trust=draft.trust,
-            begun_at=self._now(),
+            begun_at=begun_at,
             created_at=created_at,
             expires_at=expires_at,
         )
@@ -241,24 +256,39 @@ class DurableArtifactStore:
                     await self._in_thread(partial(intake.take, partial_fd, whole))
             await self._in_thread(partial(intake.take, partial_fd, gathered))
             digest, flags = intake.finish()
+            self._judge_archive(intent, flags)
             if expected is not None and expected() != digest:
                 raise ArtifactIntegrityError("the bytes that came are not the bytes that were sent")
             await self._in_thread(lambda: self._tree.commit(partial_fd, intent.artifact_id, key))
+            await self._metadata.acknowledge(
+                intent.artifact_id,
+                size_bytes=digest.size_bytes,
+                sha256=digest.sha256,
+                flags=flags,
+                caps=self._caps,
+            )
         finally:
+            # Not before: as long as it is open, no sweep takes the put for abandoned.
             os.close(partial_fd)
-        await self._metadata.acknowledge(
-            intent.artifact_id,
-            size_bytes=digest.size_bytes,
-            sha256=digest.sha256,
-            flags=flags,
-            caps=self._caps,
-        )
         return ArtifactRef(
             artifact_id=intent.artifact_id,
             sha256=digest.sha256,
             size_bytes=digest.size_bytes,
             media_type=intent.media_type,
         )
+
+    def _judge_archive(self, intent: Intent, flags: frozenset[ContentFlag]) -> None:
+        if intent.origin not in _JUDGED_AS_ARCHIVE:
+            return
+        refused = refused_archives(flags, intent.media_type, self._archives)
+        if refused:
+            kinds = ", ".join(sorted(flag.removeprefix("ARCHIVE_") for flag in refused))
+            raise ArtifactRejected(
+                ArtifactRejectedCode.ARCHIVE,
+                f"this is an archive ({kinds}), and this deployment does not take one as "
+                f"{intent.media_type}: export the files one by one, or have the operator list the "
+                "type in artifacts.archives",
+            )
 
     async def _undo(self, artifact_id: ArtifactId, key: str, *, certain: bool) -> None:
         """Remove what a put that failed has begun. What fails here is the sweep's.
@@ -340,12 +370,14 @@ class _Intake:
         self._hash = hashlib.sha256()
         self._size = 0
         self._scanner = ContentScanner() if scanned else None
+        self._archive = ArchiveScanner()
 
     def take(self, partial_fd: int, data: bytearray) -> None:
         self._size += len(data)
         self._hash.update(data)
         if self._scanner is not None:
             self._scanner.feed(bytes(data))
+        self._archive.feed(data)
         self._tree.append(partial_fd, data)
 
     def finish(self) -> tuple[ContentDigest, frozenset[ContentFlag]]:
@@ -356,7 +388,7 @@ class _Intake:
                 f"this is no text: {', '.join(sorted(flags & REFUSED_AS_TEXT))}",
             )
         digest = ContentDigest(sha256=self._hash.hexdigest(), size_bytes=self._size)
-        return digest, flags
+        return digest, flags | self._archive.finish()
 
 
 def _is_certain(problem: BaseException) -> bool:

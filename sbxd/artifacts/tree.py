@@ -14,10 +14,12 @@ metadata knows every name before a file has it).
 """
 
 import errno
+import fcntl
 import os
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import final
 
@@ -96,11 +98,14 @@ class ArtifactTree:
             return not os.listdir(self._objects_fd)
 
     def begin(self, artifact_id: ArtifactId) -> int:
-        """A descriptor to write a new object to; the caller closes it."""
+        """A descriptor to write a new object to; the caller closes it. As long as it is open, the
+        put is alive (`is_being_put`)."""
         with translated("receiving an artifact"):
             partial_fd = os.open(artifact_id, _CREATE, 0o600, dir_fd=self._incoming_fd)
             try:
                 os.fchmod(partial_fd, 0o600)
+                # Waits for no longer than another looks whether it is held.
+                fcntl.flock(partial_fd, fcntl.LOCK_EX)
             except BaseException:
                 os.close(partial_fd)
                 raise
@@ -138,6 +143,33 @@ class ArtifactTree:
                 os.fsync(self._incoming_fd)
             finally:
                 os.close(shard_fd)
+
+    def is_being_put(self, artifact_id: ArtifactId, key: str) -> bool:
+        """Whether a process holds the descriptor that `begin` gave it, committed or not."""
+        with translated("looking at a put"):
+            for find in (partial(self._open_partial, artifact_id), partial(self._open_key, key)):
+                try:
+                    object_fd = find()
+                except FileNotFoundError:
+                    continue
+                try:
+                    fcntl.flock(object_fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    return True
+                finally:
+                    os.close(object_fd)
+            return False
+
+    def _open_partial(self, artifact_id: ArtifactId) -> int:
+        return os.open(artifact_id, _READ, dir_fd=self._incoming_fd)
+
+    def _open_key(self, key: str) -> int:
+        tenant, shard, name = key.split("/")
+        shard_fd = self._open_shard(tenant, shard)
+        try:
+            return os.open(name, _READ, dir_fd=shard_fd)
+        finally:
+            os.close(shard_fd)
 
     def discard(self, artifact_id: ArtifactId) -> None:
         """Remove what was received of an object that is not to be."""

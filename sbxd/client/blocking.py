@@ -20,6 +20,7 @@ from anyio.from_thread import BlockingPortal
 
 from sbxd.client.remote import RunDeadline, connect
 from sbxd.client.run_scope import RunScope, remote_workspaces
+from sbxd.policy.command import validate_argv
 from sbxd.port.command import ExecutionCommand, ExecutionResult
 from sbxd.port.environment import EnvironmentSpec
 from sbxd.port.limits import MIB
@@ -45,7 +46,9 @@ class BlockingSandbox:
         stdin: bytes | None = None,
         maximum_output_bytes: int = MIB,
     ) -> ExecutionResult:
-        """Run one argument vector to its end."""
+        """Run one argument vector to its end. Raises ExecutionRejected(INVALID_COMMAND) for one
+        string, before anything is asked for."""
+        validate_argv(argv)
         command = ExecutionCommand(
             argv=tuple(argv),
             working_directory=working_directory,

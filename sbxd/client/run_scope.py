@@ -15,7 +15,6 @@ retries, and judging leases.
 
 import logging
 from collections.abc import Awaitable, Callable
-from datetime import UTC, datetime
 from types import TracebackType
 from typing import TypeVar, final
 
@@ -44,7 +43,6 @@ APPROVAL_HOLD_SECONDS = 300.0
 DESTROY_SECONDS = 10.0
 
 WorkspaceOf = Callable[[EnvironmentHandle], StreamingWorkspace]
-WallClock = Callable[[], datetime]
 ResultT = TypeVar("ResultT")
 
 _LOG = logging.getLogger("sbxd.client")
@@ -58,10 +56,6 @@ class ScopeEnded(Exception):
 class HoldExceeded(Exception):
     """The approval did not come within the hold: the environment is destroyed and the run is to
     be suspended. What resumes it begins with an empty workspace."""
-
-
-def utc_now() -> datetime:
-    return datetime.now(UTC)
 
 
 def remote_workspaces(environment: RemoteExecutionEnvironment) -> WorkspaceOf:
@@ -82,7 +76,6 @@ class RunScope:
         deadline: RunDeadline | None = None,
         hold_seconds: float = APPROVAL_HOLD_SECONDS,
         destroy_seconds: float = DESTROY_SECONDS,
-        wall_clock: WallClock = utc_now,
     ) -> None:
         """deadline: the run's; None where it has none. hold_seconds: the longest that `hold` keeps
         the environment, at most 300. destroy_seconds: how long leaving the block may wait for the
@@ -95,9 +88,9 @@ class RunScope:
         self._deadline = deadline
         self._hold_seconds = hold_seconds
         self._destroy_seconds = destroy_seconds
-        self._wall_clock = wall_clock
         self._provisioning = anyio.Lock()
         self._handle: EnvironmentHandle | None = None
+        self._asked_at = 0.0
         self._halt: PortError | None = None
         self._entered = False
 
@@ -171,11 +164,13 @@ class RunScope:
         async with self._provisioning:
             self._check()
             if self._handle is None:
+                asked_at = anyio.current_time()
                 try:
                     self._handle = await self._environments.provision(self._specification)
                 except PortError as error:
                     await self._judge(error)
                     raise
+                self._asked_at = asked_at
                 if not self._entered:
                     await self._discard()
                     self._check()
@@ -188,7 +183,9 @@ class RunScope:
     async def hold(self, approval: Callable[[], Awaitable[ResultT]]) -> ResultT:
         """Wait for an approval with the environment kept, for `hold_seconds` at most.
 
-        The environment's own `expires_at` runs on meanwhile and ends the hold too.
+        The environment's own lifetime runs on meanwhile and ends the hold too. It is counted from
+        the request for it, by a clock that nobody sets: `created_at` and `expires_at` are read for
+        their difference alone.
 
         Raises: HoldExceeded, with the environment destroyed and the scope ended; whatever
         `approval` raises, with the environment kept.
@@ -196,7 +193,8 @@ class RunScope:
         self._check()
         left = self._hold_seconds
         if self._handle is not None:
-            left = min(left, (self._handle.expires_at - self._wall_clock()).total_seconds())
+            lifetime = (self._handle.expires_at - self._handle.created_at).total_seconds()
+            left = min(left, self._asked_at + lifetime - anyio.current_time())
         with anyio.move_on_after(max(0.0, left)):
             return await approval()
         await self.suspend()

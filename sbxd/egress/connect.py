@@ -18,13 +18,17 @@ from enum import StrEnum
 
 from msgspec import Struct
 
-from sbxd.policy.destinations import PORT_MAX, DestinationInvalid, canonical_requested_host
+from sbxd.policy.destinations import (
+    PORT_MAX,
+    DestinationInvalid,
+    canonical_requested_host,
+    parse_port,
+)
 
 HEAD_BYTES_MAX = 8192
 
 _METHOD = re.compile(rb"[A-Z][A-Z-]{0,31}")
 _VERSION = re.compile(rb"HTTP/1\.[01]")
-_PORT = re.compile(rb"[1-9][0-9]{0,4}")
 # RFC 9110, 5.1: a token, and no space before the colon.
 _FIELD = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]+):([ -~]*)")
 # All that a line may not hold: controls (CR LF ends it and is taken off before), DEL, not ASCII.
@@ -158,13 +162,14 @@ class ConnectParser:
 
 
 def _target(target: bytes) -> Request | Malformed:
-    host, colon, port = target.rpartition(b":")
+    host, colon, digits = target.rpartition(b":")
     if not colon or any(mark in target for mark in b"/@?#\\%"):
         return _malformed(Flaw.TARGET, "the target is host:port and nothing else")
-    if not _PORT.fullmatch(port) or int(port) > PORT_MAX:
+    port = parse_port(digits.decode("latin-1"))
+    if port is None:
         return _malformed(Flaw.PORT, f"the port is a decimal number from 1 to {PORT_MAX}")
     try:
-        return Request(host=canonical_requested_host(host.decode("ascii")), port=int(port))
+        return Request(host=canonical_requested_host(host.decode("ascii")), port=port)
     except DestinationInvalid:
         return _malformed(
             Flaw.HOST,

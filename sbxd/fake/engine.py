@@ -23,7 +23,7 @@ from sbxd.policy.admission import admit
 from sbxd.policy.bridge import no_bridge, turn_is_over
 from sbxd.policy.budgets import Account, Budget, effective_budgets, overrun
 from sbxd.policy.capacity import Held, Room, retry_after_seconds
-from sbxd.policy.command import validate_command
+from sbxd.policy.command import no_such_program, validate_command
 from sbxd.policy.containment import relative_bytes, resolve
 from sbxd.policy.timeouts import effective_timeout
 from sbxd.port.command import (
@@ -325,7 +325,7 @@ class FakeEngine:
         )
         if outcome is None:
             raise ExecutionRejected(
-                RejectedCode.COMMAND_NOT_FOUND, "no such program", field="argv[0]"
+                RejectedCode.COMMAND_NOT_FOUND, no_such_program(argv), field="argv[0]"
             )
         record.running = argv
         record.cancelled_result = None

@@ -143,7 +143,7 @@ async def _run(
         finally:
             await recorder.record_end()
     except CommandNotStarted as problem:
-        raise errors.not_started(problem) from None
+        raise errors.not_started(problem, command.argv) from None
     except TreeSurvived:
         escape = await recorder.supervisor.wait_tree_dead()
         if escape is None:

@@ -5,6 +5,7 @@ remedy that is written here; the detail stays.
 """
 
 import errno
+from collections.abc import Sequence
 
 from sbxd.lifecycle.journal import JournalUnwritable
 from sbxd.mechanism.protocol import (
@@ -14,6 +15,7 @@ from sbxd.mechanism.protocol import (
     SandboxLost,
     StartFailure,
 )
+from sbxd.policy.command import no_such_program
 from sbxd.port.errors import (
     ExecutionRejected,
     ExecutionUnavailable,
@@ -128,13 +130,13 @@ _REMEDIES: dict[tuple[str, int | None], str] = {
 }
 
 
-def not_started(problem: CommandNotStarted) -> PortError:
+def not_started(problem: CommandNotStarted, argv: Sequence[str]) -> PortError:
     """Why a command has no exit code: it never ran."""
     match problem.failure:
         case StartFailure.NOT_FOUND:
             return ExecutionRejected(
                 RejectedCode.COMMAND_NOT_FOUND,
-                "argv[0]: no such program on the image's PATH (or its interpreter is missing)",
+                no_such_program(argv),
                 field="argv",
             )
         case StartFailure.NOT_EXECUTABLE:

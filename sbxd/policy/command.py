@@ -4,6 +4,7 @@ Invariants: pure; every refusal names the field and what to write instead; nothi
 split or guessed. Whether the program exists is the environment's answer and not judged here.
 """
 
+import json
 from collections.abc import Sequence
 from pathlib import PurePosixPath
 
@@ -19,6 +20,7 @@ from sbxd.port.command import (
 from sbxd.port.errors import ExecutionRejected, RejectedCode, WorkspaceEscape
 
 ARGUMENTS_MAX = 4096
+NAME_SHOWN_MAX = 200
 TIMEOUT_SECONDS_MAX = 86_400
 
 
@@ -65,10 +67,11 @@ def validate_argv(argv: Sequence[str] | Sequence[bytes]) -> tuple[bytes, ...]:
         ExecutionRejected: INVALID_COMMAND, with `field` "argv" or "argv[n]".
     """
     if isinstance(argv, str | bytes):
+        words = argv if isinstance(argv, str) else argv.decode("utf-8", "backslashreplace")
+        shown = ", ".join(json.dumps(word) for word in words[:NAME_SHOWN_MAX].split())
         raise _rejected(
             "argv",
-            'one string, not a vector: write ["python3", "script.py"], or name the shell: '
-            '["bash", "-c", "..."]',
+            f'one string, not a vector: write [{shown}], or name the shell: ["sh", "-c", "..."]',
         )
     if not isinstance(argv, Sequence):
         raise _rejected("argv", f"a {type(argv).__name__}, not a vector of words")
@@ -96,6 +99,19 @@ def validate_argv(argv: Sequence[str] | Sequence[bytes]) -> tuple[bytes, ...]:
             'PATH; to run a script of the workspace, name its interpreter: ["bash", "./setup.sh"]',
         )
     return vector
+
+
+def no_such_program(argv: Sequence[str]) -> str:
+    """What a caller reads whose program the image does not have: which one, and what to write where
+    it is a line for a shell."""
+    name = argv[0]
+    shown = ascii(name if len(name) <= NAME_SHOWN_MAX else name[:NAME_SHOWN_MAX] + "…")
+    detail = (
+        f"argv[0]: {shown}: no such program on the image's PATH (or its interpreter is missing)"
+    )
+    if name.split() == [name]:
+        return detail
+    return f'{detail}; a line is for a shell to read: ["sh", "-c", {shown}]'
 
 
 def validate_working_directory(path: str | bytes | PurePosixPath) -> bytes:

@@ -15,6 +15,7 @@ from sbxd.port.egress import EgressDestination, EgressMode, EgressPolicy
 
 NAME_CHARACTERS_MAX = 253
 PORT_MAX = 65535
+_PORT = re.compile(r"[1-9][0-9]{0,4}")
 
 _LABEL = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?")
 # What some resolvers read as a number, and hence the whole name as an address.
@@ -158,6 +159,12 @@ def host_covers(configured: str, requested: str) -> bool:
         return False
     _, separator, parent = requested.partition(".")
     return bool(separator) and parent == configured.removeprefix(_WILDCARD)
+
+
+def parse_port(text: str) -> int | None:
+    """A port as it is written in a request: 1 to 65535 in ASCII digits, without a leading zero.
+    None for anything else."""
+    return int(text) if _PORT.fullmatch(text) and int(text) <= PORT_MAX else None
 
 
 def uncovered_ports(

@@ -36,7 +36,8 @@ class ArtifactOrigin(StrEnum):
 
 
 class ContentFlag(StrEnum):
-    """What text holds that a reader should know of. The bytes are never altered."""
+    """What a content holds that a reader should know of: of text, what is in it; of any content,
+    which archive or packed stream it is (ARCHIVE_). The bytes are never altered."""
 
     NUL = "NUL"
     NOT_UTF8 = "NOT_UTF8"
@@ -46,6 +47,20 @@ class ContentFlag(StrEnum):
     BIDIRECTIONAL_CONTROL = "BIDIRECTIONAL_CONTROL"
     ESCAPE_SEQUENCE = "ESCAPE_SEQUENCE"
     FORMULA_LIKE = "FORMULA_LIKE"
+    ARCHIVE_7Z = "ARCHIVE_7Z"
+    ARCHIVE_AR = "ARCHIVE_AR"
+    ARCHIVE_BZIP2 = "ARCHIVE_BZIP2"
+    ARCHIVE_CAB = "ARCHIVE_CAB"
+    ARCHIVE_COMPRESS = "ARCHIVE_COMPRESS"
+    ARCHIVE_CPIO = "ARCHIVE_CPIO"
+    ARCHIVE_GZIP = "ARCHIVE_GZIP"
+    ARCHIVE_ISO9660 = "ARCHIVE_ISO9660"
+    ARCHIVE_LZ4 = "ARCHIVE_LZ4"
+    ARCHIVE_RAR = "ARCHIVE_RAR"
+    ARCHIVE_TAR = "ARCHIVE_TAR"
+    ARCHIVE_XZ = "ARCHIVE_XZ"
+    ARCHIVE_ZIP = "ARCHIVE_ZIP"
+    ARCHIVE_ZSTD = "ARCHIVE_ZSTD"
 
 
 class ContentRule(StrEnum):
@@ -60,7 +75,7 @@ class ArtifactMetadata(Struct, frozen=True, kw_only=True):
 
     run_id: None only for an upload that no message has claimed, and for a knowledge source.
     expires_at: None for what lives until it is deleted.
-    flags: what the store saw in the bytes; empty for content that is not text.
+    flags: what the store saw in the bytes: which archive it is, and of text what is in it.
     """
 
     tenant_id: TenantId
@@ -117,6 +132,7 @@ class ArtifactRejectedCode(StrEnum):
     INVALID_MEDIA_TYPE = "INVALID_MEDIA_TYPE"
     INVALID_IDENTIFIER = "INVALID_IDENTIFIER"
     NOT_TEXT = "NOT_TEXT"
+    ARCHIVE = "ARCHIVE"
     NOT_CLAIMABLE = "NOT_CLAIMABLE"
     NOT_ATTACHABLE = "NOT_ATTACHABLE"
 

@@ -108,5 +108,5 @@ def _workspace_text(error: WorkspaceError) -> str:
 def _command_text(error: ExecutionRejected) -> str:
     detail = error.detail.replace("argv", "command")
     if error.code is RejectedCode.COMMAND_NOT_FOUND:
-        return f"{detail}: the image has no such program on its PATH"
+        return detail
     return f"{error.code}: {detail}"

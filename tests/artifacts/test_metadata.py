@@ -237,8 +237,12 @@ def test_what_ends_is_doomed_in_order_and_forgotten_once(backend: str, any_folde
             assert await metadata.doom_expired(now=BEGIN + DAY, limit=1) == 1
             assert await metadata.doom_expired(now=BEGIN + DAY, limit=10) == 1
             assert await metadata.doom_expired(now=BEGIN + DAY, limit=10) == 0
-            assert await metadata.doom_abandoned(begun_before=BEGIN, limit=10) == 0
-            assert await metadata.doom_abandoned(begun_before=BEGIN + DAY, limit=10) == 1
+            assert await metadata.pending(begun_before=BEGIN, after=None, limit=10) == []
+            begun = await metadata.pending(begun_before=BEGIN + DAY, after=None, limit=10)
+            assert begun == [Doomed(artifact_id=pending.artifact_id, tenant_id=ALICE)]
+            last = begun[-1].artifact_id
+            assert await metadata.pending(begun_before=BEGIN + DAY, after=last, limit=10) == []
+            assert await metadata.abandon(last)
 
             rows = await metadata.doomed(after=None, limit=10)
             ids = sorted([expired, deleted, pending.artifact_id])

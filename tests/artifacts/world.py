@@ -11,7 +11,14 @@ import anyio
 
 from sbxd.artifacts.opening import Artifacts, ArtifactSettings, open_artifacts
 from sbxd.artifacts.retention import Retention
-from sbxd.port.artifact import ArtifactId, ArtifactOrigin, ContentDigest, TrustLevel
+from sbxd.port.artifact import (
+    ArtifactId,
+    ArtifactOrigin,
+    ArtifactRef,
+    ContentDigest,
+    ContentRule,
+    TrustLevel,
+)
 from sbxd.port.ids import RunId, TenantId
 
 ResultT = TypeVar("ResultT")
@@ -24,12 +31,12 @@ DAY = timedelta(days=1)
 
 
 class Clock:
-    """Wall time that stands until a test moves it."""
+    """The time of a store, which stands until a test moves it."""
 
     def __init__(self) -> None:
         self.time = BEGIN
 
-    def __call__(self) -> datetime:
+    async def __call__(self) -> datetime:
         return self.time
 
 
@@ -103,3 +110,20 @@ async def exported(
         pieces(data), "a.txt", "application/octet-stream", TrustLevel.EXTERNAL_UNTRUSTED
     )
     return ref.artifact_id
+
+
+async def write(
+    artifacts: Artifacts,
+    data: bytes | AsyncIterator[bytes],
+    *,
+    name: str = "a.txt",
+    media_type: str = "text/plain",
+    rule: ContentRule = ContentRule.ANY,
+    tenant_id: TenantId = ALICE,
+    run_id: RunId | None = RUN,
+    origin: ArtifactOrigin = ArtifactOrigin.SANDBOX_EXPORT,
+) -> ArtifactRef:
+    """One artifact of a stream, through a run's writer."""
+    stream = pieces(data) if isinstance(data, bytes) else data
+    writer = artifacts.writer(tenant_id, run_id, origin)
+    return await writer.create(stream, name, media_type, TrustLevel.EXTERNAL_UNTRUSTED, rule=rule)

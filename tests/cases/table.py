@@ -127,6 +127,12 @@ CASES: dict[str, Case] = {
     "EGR-23": Case(
         "the host's own network at the moment of the dial: routes, multipath, a new address"
     ),
+    "TTY-01": Case("a program that drives the operator's terminal: clipboard, title, questions"),
+    "TTY-02": Case(
+        "control characters in other forms: C1 in UTF-8, cut in pieces, direction marks"
+    ),
+    "TTY-03": Case("a program that paints a verdict, a prompt or an error of sbxctl"),
+    "TTY-04": Case("names of files, images, tenants and runs in what every verb shows"),
     "EXP-01": Case("a link as the exported file, or on the way to it"),
     "EXP-02": Case("a second name of the exported file"),
     "EXP-03": Case("pipes, sockets, devices and directories as the exported file"),
@@ -137,6 +143,7 @@ CASES: dict[str, Case] = {
     "EXP-09": Case("text that is costly to look through: one long line, many rows, many quotes"),
     "EXP-10": Case("file names that carry paths, headers or direction marks"),
     "EXP-11": Case("bytes lost or changed between the workspace and the store, or in the store"),
+    "EXP-13": Case("archives and packed streams, of another type, behind something, polyglots"),
     "API-01": Case("the service's own sockets from inside"),
     "API-02": Case("a wrong uid; a missing or wrong credential"),
     "API-03": Case("a connection that is handed to another process"),

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from sbxd.policy.command import validate_argv, validate_command
+from sbxd.policy.command import no_such_program, validate_argv, validate_command
 from sbxd.port.command import ARGV_BYTES_MAX, ExecutionCommand
 from sbxd.port.errors import ExecutionRejected, RejectedCode
 
@@ -108,3 +108,20 @@ def test_stdin_above_the_cap_is_refused_and_at_the_cap_is_not() -> None:
     cap = 64 * 1024 * 1024
     assert validate_command(command(stdin=bytes(cap)))
     assert refused_field(stdin=bytes(cap + 1)) == "stdin"
+
+
+@pytest.mark.parametrize("line", ["ls -la", b"ls -la"])
+def test_one_string_is_refused_with_the_vector_that_it_could_be(line: Any) -> None:
+    with pytest.raises(ExecutionRejected, match=r'write \["ls", "-la"\]') as refused:
+        validate_argv(line)
+    assert refused.value.field == "argv"
+
+
+def test_a_program_that_is_not_there_is_named_and_a_line_is_told_from_a_name() -> None:
+    assert "argv[0]: 'pyhton3': no such program" in no_such_program(("pyhton3", "a.py"))
+    assert '"sh"' not in no_such_program(("pyhton3", "a.py"))
+    assert """["sh", "-c", 'ls -la']""" in no_such_program(("ls -la",))
+    hostile = no_such_program(("\x1b[2J\u202e" + "x" * 100_000,))
+    assert hostile.isascii()
+    assert "\x1b" not in hostile
+    assert len(hostile) < 1000

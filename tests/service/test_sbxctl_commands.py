@@ -106,8 +106,41 @@ async def test_stdin_is_given_from_a_file_or_from_standard_input(tmp_path: Path)
     async with socket_daemon(SCRIPT, tmp_path) as daemon:
         from_file = await daemon.sbxctl("run", *IMAGE, "--stdin", str(tmp_path / "in"), "cat")
         piped = await daemon.sbxctl("run", *IMAGE, "--stdin", "-", "cat", stdin=BYTES)
-        none = await daemon.sbxctl("run", *IMAGE, "cat", stdin=b"not asked for")
+        by_itself = await daemon.sbxctl("run", *IMAGE, "cat", stdin=BYTES)
+        none = await daemon.sbxctl("run", *IMAGE, "--stdin", os.devnull, "cat", stdin=BYTES)
     assert (from_file.stdout, piped.stdout, none.stdout) == (BYTES, BYTES, b"")
+    assert by_itself.stdout == BYTES, "a pipe is standard input, as everywhere"
+
+
+async def test_exec_takes_a_pipe_as_run_does(tmp_path: Path) -> None:
+    async with socket_daemon(SCRIPT, tmp_path) as daemon, daemon.daemon.channel() as channel:
+        handle = await RemoteExecutionEnvironment(channel).provision(SPECIFICATION)
+        ran = await daemon.sbxctl("exec", handle.environment_id, "cat", stdin=BYTES)
+    assert ran.stdout == BYTES
+
+
+async def test_a_timeout_is_what_was_asked_for_or_refused(tmp_path: Path) -> None:
+    """Never the default in its place."""
+    async with socket_daemon(SCRIPT, tmp_path) as daemon:
+        longer = await daemon.sbxctl("run", "--json", "--timeout", "1500", *IMAGE, "true")
+        beyond = await daemon.sbxctl("run", "--timeout", "86400", *IMAGE, "true")
+    assert json.loads(longer.stdout)["result"]["evidence"]["effective_timeout_ms"] == 1_500_000
+    assert beyond.code == Exit.REJECTED
+    assert "wall_clock_seconds" in beyond.stderr
+
+
+async def test_exec_refuses_a_timeout_that_the_environment_does_not_allow(tmp_path: Path) -> None:
+    async with socket_daemon(SCRIPT, tmp_path) as daemon, daemon.daemon.channel() as channel:
+        handle = await RemoteExecutionEnvironment(channel).provision(SPECIFICATION)
+        longest = SPECIFICATION.limits.wall_clock_seconds
+        words = ("exec", "--timeout", str(longest + 1), handle.environment_id, "true")
+        refused = await daemon.sbxctl(*words)
+        taken = await daemon.sbxctl(
+            "exec", "--timeout", str(longest), handle.environment_id, "true"
+        )
+    assert refused.code == Exit.REJECTED
+    assert f"has {longest} s at most" in refused.stderr
+    assert taken.code == 0
 
 
 async def test_put_and_get_copy_files(tmp_path: Path) -> None:
@@ -142,10 +175,49 @@ async def test_get_of_a_file_that_is_not_there_keeps_what_the_operator_has(tmp_p
         nowhere = await daemon.sbxctl(
             "run", *IMAGE, "--get", "out:/no/such/x", "write", "out", "text"
         )
-        assert nowhere.code == Exit.UNAVAILABLE
+        assert nowhere.code == Exit.WORKSPACE
+        assert "--get out: /no/such/x: No such file" in nowhere.stderr
+        assert "fault of sbxctl" not in nowhere.stderr
         assert "Traceback" not in nowhere.stderr
         escape = await daemon.sbxctl("run", *IMAGE, "--get", "../../etc/shadow:x", "true")
         assert escape.code == Exit.WORKSPACE
+
+
+async def test_the_result_comes_first_and_what_is_missing_after_it(tmp_path: Path) -> None:
+    gets = ("--get", "missing:m", "--get", "out:there", "--get", "out:/proc/none/x")
+    async with socket_daemon(SCRIPT, tmp_path) as daemon:
+        for command, code, verdict in (
+            (("write", "out", "text"), Exit.WORKSPACE, "exit code 0"),
+            (("exit", "7"), 7, "exit code 7"),
+            (("kill", "TIMEOUT"), Exit.TIMEOUT, "killed: TIMEOUT"),
+            (("kill", "EXPIRED"), Exit.EXPIRED, "killed: EXPIRED"),
+        ):
+            ran = await daemon.sbxctl("run", *IMAGE, *gets, *command, directory=tmp_path)
+            assert ran.code == code
+            assert 0 <= ran.stderr.index(verdict) < ran.stderr.index("sbxctl: --get missing: ")
+            assert "--get out: /proc/none/x" in ran.stderr or command[0] != "write"
+            told = await daemon.sbxctl("run", "--json", *IMAGE, *gets, *command, directory=tmp_path)
+            assert told.code == code
+            document = json.loads(told.stdout)
+            assert document["result"]["duration_ms"] >= 0
+            missing = [each["name"] for each in document["not_fetched"]]
+            assert missing == (
+                ["missing", "out"] if command[0] == "write" else ["missing", "out", "out"]
+            )
+    assert (tmp_path / "there").read_bytes() == b"text", "a later --get is tried"
+
+
+async def test_names_with_colons_go_in_and_come_out(tmp_path: Path) -> None:
+    (tmp_path / "a:b").write_bytes(BYTES)
+    async with socket_daemon(SCRIPT, tmp_path) as daemon:
+        put = await daemon.sbxctl(
+            "run", *IMAGE, "--put", r"a\:b:in\:x", "file", "in:x", directory=tmp_path
+        )
+        got = await daemon.sbxctl(
+            "run", *IMAGE, "--get", r"o\:1:there\:2", "write", "o:1", "y", directory=tmp_path
+        )
+    assert (put.code, put.stdout) == (0, BYTES)
+    assert (got.code, (tmp_path / "there:2").read_bytes()) == (0, b"y")
 
 
 async def test_put_to_outside_the_workspace_is_refused_before_the_command(tmp_path: Path) -> None:
@@ -161,7 +233,8 @@ async def test_json_is_one_document_with_everything(tmp_path: Path) -> None:
         killed = await daemon.sbxctl("run", "--json", *IMAGE, "kill", "PIDS")
         changed = await daemon.sbxctl("run", "--json", *IMAGE, "write", "f", "x")
     document = json.loads(ran.stdout)
-    assert set(document) == {"environment", "result", "timings"}
+    assert set(document) == {"environment", "result", "timings", "not_fetched"}
+    assert document["not_fetched"] == []
     assert "base64" in document["result"]["stdout"]
     assert document["result"]["stderr"] == {"text": "to stderr\n"}
     assert document["result"]["exit_code"] == 0

@@ -124,6 +124,7 @@ async def test_what_is_no_host_or_port_is_judged_and_not_a_usage_error(tmp_path:
             ("https://files.example.org:443", "host_malformed"),
             ("10.0.0.1:443", "host_malformed"),
             ("files.example.org:0", "port_malformed"),
+            ("files.example.org:0443", "port_malformed"),
             ("files.example.org:99999", "port_malformed"),
             ("other.example.org:443", "host_not_listed"),
         ):

@@ -114,9 +114,35 @@ def test_files_go_in_and_come_out_and_the_report_names_them(tmp_path: Path) -> N
     assert os.listdir(tmp_path).count("out.bin") == 1
 
 
-def test_stdin_is_given_only_when_asked_for() -> None:
+def test_stdin_is_a_pipe_or_what_was_asked_for() -> None:
     assert sbxctl("run", "--stdin", "-", "--", "cat", stdin=BYTES * 5000).stdout == BYTES * 5000
-    assert sbxctl("run", "--", "cat", stdin=b"not asked for").stdout == b""
+    assert sbxctl("run", "--", "wc", "-w", stdin=b"1 2 3\n").stdout == b"3\n"
+    assert sbxctl("run", "--stdin", "/dev/null", "--", "cat", stdin=b"not asked").stdout == b""
+
+
+def test_a_shell_that_is_given_a_script_runs_it_as_sh_does() -> None:
+    """Also what holds from line to line there: here-documents, variables, functions."""
+    script = b"""
+x=1; f() {
+  echo "f $x"
+}
+cd /tmp
+cat <<EOF
+rm -rf / # $x
+exit 3
+EOF
+cat <<-'END' | tr a-z A-Z
+\t$x
+\tEND
+if :; then
+  f
+fi
+pwd; exit 7
+"""
+    ran = sbxctl("shell", stdin=script)
+    by_sh = subprocess.run(["sh"], input=script, capture_output=True, check=False, timeout=60)
+    assert (ran.code, ran.stdout) == (by_sh.returncode, by_sh.stdout)
+    assert (ran.code, ran.stdout.splitlines()[:2]) == (7, [b"rm -rf / # 1", b"exit 3"])
 
 
 def test_json_is_one_document_and_tells_an_exit_from_a_kill() -> None:

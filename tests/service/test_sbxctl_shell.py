@@ -3,21 +3,19 @@
 import hashlib
 import json
 import os
+import re
 import signal
-import subprocess
-import sys
-from functools import partial
 from pathlib import Path
-
-import trio
 
 from sbxctl.exits import Exit
 from sbxd.client.remote import RemoteExecutionEnvironment
 from sbxd.fake.script import Invocation, Outcome, Script
 from sbxd.port.command import KillReason
-from tests.service.fake_socket import CLIENT_SECONDS, SocketDaemon, socket_daemon
+from tests.service.fake_socket import SocketDaemon, socket_daemon
+from tests.service.on_terminal import on_terminal
 from tests.service.requests import SPECIFICATION
 
+PROMPT = b"\x1b[1;7m/workspace$\x1b[0m "
 IMAGE = ("--image", "sha256:" + "a" * 64)
 
 
@@ -41,88 +39,126 @@ def _sh(call: Invocation) -> Outcome:
 SCRIPT = Script(by_program={"sh": _sh, "true": Outcome()})
 
 
-async def shell(daemon: SocketDaemon, lines: str, *arguments: str) -> tuple[int, str, str]:
+async def typed(daemon: SocketDaemon, lines: str, *arguments: str) -> tuple[int, str]:
+    """The exit code of a shell that is typed at, and what was seen but for the prompts."""
     given = arguments or IMAGE
-    ran = await daemon.sbxctl("shell", *given, stdin=lines.encode())
-    return ran.code, ran.stdout.decode(), ran.stderr
+    async with on_terminal("shell", *given, socket=daemon.path) as terminal:
+        await terminal.until(PROMPT)
+        await terminal.type(lines + "\x04")
+        code = await terminal.end()
+    seen = re.sub(rb"\x1b\[[0-9;]*m", b"", terminal.seen.split(PROMPT, 1)[1])
+    return code, re.sub(rb"(?m)^((/workspace[a-z/]*\$|>) )+", b"", seen).decode()
 
 
 async def test_each_line_is_a_command_and_the_last_ones_code_is_the_shells(tmp_path: Path) -> None:
     async with socket_daemon(SCRIPT, tmp_path) as daemon:
-        code, out, _ = await shell(daemon, "one\n\n  two | three\nexit-with 7\n")
+        code, seen = await typed(daemon, "one\n\n  two | three\nexit-with 7\n")
         left = await daemon.sbxctl("ls", "--json")
-    assert (code, out) == (7, "ran one\nran   two | three\n")
+    assert (code, seen) == (7, "ran one\nran   two | three\nexit code 7\n\n")
     assert json.loads(left.stdout) == []
+
+
+async def test_a_command_may_have_several_lines(tmp_path: Path) -> None:
+    document = "cat <<EOF\nrm -rf one\ncd two\nEOF"
+    loop = "for each in a b\ndo\n echo 'it\ngoes on'\ndone"
+    async with socket_daemon(SCRIPT, tmp_path) as daemon:
+        code, seen = await typed(daemon, f"{document}\n{loop}\n")
+        _, unended = await typed(daemon, "echo 'open\n\x04")
+    assert seen == f"ran {document}\nran {loop}\n\n"
+    assert code == 0
+    assert unended == "\nran echo 'open\n\n", "at the end of the input sh says what is missing"
 
 
 async def test_exit_ends_it_and_may_name_a_code(tmp_path: Path) -> None:
     async with socket_daemon(SCRIPT, tmp_path) as daemon:
-        assert (await shell(daemon, "exit 3\nnever\n"))[:2] == (3, "")
-        assert (await shell(daemon, "exit-with 4\nexit\nnever\n"))[:2] == (4, "")
+        assert await typed(daemon, "exit 3\nnever\n") == (3, "")
+        assert (await typed(daemon, "exit-with 4\nexit\nnever\n"))[0] == 4
+        assert (await typed(daemon, "exit-with 4\nexit \u0663\nnever\n"))[0] == 4
 
 
 async def test_the_directory_stays_from_line_to_line_and_in_the_workspace(tmp_path: Path) -> None:
     async with socket_daemon(SCRIPT, tmp_path) as daemon:
-        code, out, err = await shell(
+        code, seen = await typed(
             daemon,
             "write a/b/file\ncd a/b\nwhere\ncd ..\nwhere\ncd ../../../etc\nwhere\ncd\nwhere\n",
         )
-    assert out == "/workspace/a/b\n/workspace/a\n/workspace/a\n/workspace\n"
-    assert "cd: /etc is outside the workspace" in err
+    said = "sbxctl: cd: /etc is outside the workspace\n"
+    assert seen == f"/workspace/a/b\n/workspace/a\n{said}/workspace/a\n/workspace\n\n"
     assert code == 0
 
 
 async def test_a_kill_is_named_and_the_loop_goes_on(tmp_path: Path) -> None:
     async with socket_daemon(SCRIPT, tmp_path) as daemon:
-        code, out, err = await shell(daemon, "oom\nafter\n")
-    assert "killed: MEMORY" in err
-    assert (code, out) == (0, "ran after\n")
+        code, seen = await typed(daemon, "oom\nafter\n")
+    assert (code, seen) == (0, "killed: MEMORY\nran after\n\n")
 
 
 async def test_an_environment_that_has_expired_ends_the_loop(tmp_path: Path) -> None:
     async with socket_daemon(SCRIPT, tmp_path) as daemon:
-        code, out, _ = await shell(daemon, "expire\nafter\n")
-    assert (code, out) == (Exit.EXPIRED, "")
+        code, seen = await typed(daemon, "expire\nafter\n")
+    assert (code, seen) == (Exit.EXPIRED, "killed: EXPIRED\n")
 
 
 async def test_a_live_environment_stays_and_has_its_limits_already(tmp_path: Path) -> None:
     async with socket_daemon(SCRIPT, tmp_path) as daemon, daemon.daemon.channel() as channel:
         handle = await RemoteExecutionEnvironment(channel).provision(SPECIFICATION)
-        code, out, _ = await shell(daemon, "one\n", handle.environment_id)
-        assert (code, out) == (0, "ran one\n")
-        refused = await shell(daemon, "", "--memory", "64M", handle.environment_id)
+        assert await typed(daemon, "one\n", handle.environment_id) == (0, "ran one\n\n")
+        refused = await daemon.sbxctl("shell", "--memory", "64M", handle.environment_id)
+        beyond = await daemon.sbxctl("shell", "--timeout", "86400", handle.environment_id)
         listed = await daemon.sbxctl("ls", "--json")
-    assert refused[0] == Exit.USAGE
+    assert refused.code == Exit.USAGE
+    assert beyond.code == Exit.REJECTED
+    assert "--timeout 86400: a command of this environment has" in beyond.stderr
     assert [each["handle"]["environment_id"] for each in json.loads(listed.stdout)] == [
         handle.environment_id
     ]
 
 
 async def test_an_interrupt_cancels_the_command_and_not_the_shell(tmp_path: Path) -> None:
-    async with socket_daemon(SCRIPT, tmp_path) as daemon:
-        words = [sys.executable, "-m", "sbxctl", "--socket", str(daemon.path), "shell", *IMAGE]
-        with trio.fail_after(CLIENT_SECONDS):
-            async with trio.open_nursery() as nursery:
-                started = partial(
-                    trio.run_process,
-                    words,
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.PIPE,
-                    check=False,
-                )
-                process: trio.Process = await nursery.start(started)
-                assert process.stdin
-                assert process.stdout
-                assert process.stderr
-                await process.stdin.send_all(b"forever\n")
-                assert await process.stdout.receive_some() == b"partial\n"
-                os.kill(process.pid, signal.SIGINT)
-                assert b"killed: CANCELLED" in await process.stderr.receive_some()
-                await process.stdin.send_all(b"after\n")
-                assert await process.stdout.receive_some() == b"ran after\n"
-                await process.stdin.aclose()
-    assert process.returncode == 0
+    async with (
+        socket_daemon(SCRIPT, tmp_path) as daemon,
+        on_terminal("shell", *IMAGE, socket=daemon.path) as terminal,
+    ):
+        at = await terminal.until(PROMPT)
+        await terminal.type("forever\n")
+        at = await terminal.until(b"partial\n", after=at)
+        os.kill(terminal.process.pid, signal.SIGINT)
+        at = await terminal.until(b"killed: CANCELLED", after=at)
+        await terminal.type("after\n")
+        at = await terminal.until(b"ran after\n", after=at)
+        at = await terminal.until(PROMPT, after=at)
+        await terminal.type("echo 'never ended\n")
+        at = await terminal.until(b"\x1b[1;7m>", after=at)
+        os.kill(terminal.process.pid, signal.SIGINT)
+        at = await terminal.until(b"Ctrl-D", after=at)
+        await terminal.type("again\n\x04")
+        await terminal.until(b"ran again\n", after=at)
+        assert await terminal.end() == 0
+
+
+async def test_a_pipe_is_one_script_for_one_sh(tmp_path: Path) -> None:
+    """What the script means is then sh's to say, to the last byte."""
+    seen = []
+
+    def one_sh(call: Invocation) -> Outcome:
+        seen.append((call.argv, call.working_directory))
+        return Outcome(stdout=call.stdin, exit_code=9)
+
+    script = b"cd a\ncat <<EOF\nrm -rf x\nexit 3\nEOF\nexit 4\n\xff"
+    async with socket_daemon(Script(by_program={"sh": one_sh}), tmp_path) as daemon:
+        ran = await daemon.sbxctl("shell", *IMAGE, stdin=script)
+        nothing = await daemon.sbxctl("shell", *IMAGE, stdin=b"\n")
+    assert (ran.code, ran.stdout) == (9, script)
+    assert seen == [(("sh",), "/workspace")]
+    assert (nothing.code, nothing.stdout) == (0, b"")
+
+
+async def test_a_script_that_is_killed_has_the_kills_code(tmp_path: Path) -> None:
+    killed = Script(by_program={"sh": Outcome(stdout=b"x", killed_by=KillReason.MEMORY)})
+    async with socket_daemon(killed, tmp_path) as daemon:
+        ran = await daemon.sbxctl("shell", *IMAGE, stdin=b"x\ny\n")
+    assert (ran.code, ran.stdout) == (Exit.MEMORY, b"x")
+    assert ran.stderr == "killed: MEMORY\n"
 
 
 # --- cp ----------------------------------------------------------------------------------------

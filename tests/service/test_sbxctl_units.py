@@ -7,6 +7,7 @@ import os
 import socket
 import subprocess
 import tarfile
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -16,12 +17,25 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
+from sbxctl.__main__ import cli
 from sbxctl.archive import prepared
+from sbxctl.audit import Identifier
 from sbxctl.exits import Exit, of_kill
 from sbxctl.report import bytes_field, printable, show_changes, show_result
 from sbxctl.rootfs import build_debian
 from sbxctl.run import parse_get, parse_put, parse_variables
-from sbxctl.units import Cpus, Size, human_bytes
+from sbxctl.units import (
+    Cpus,
+    EnvironmentName,
+    ImageDigest,
+    Seconds,
+    Size,
+    Whole,
+    human_bytes,
+    parse_destination,
+)
+from sbxctl.when import When
+from sbxd.policy.destinations import parse_port
 from sbxd.port.command import ChangeKind, Evidence, ExecutionResult, FileChange, KillReason
 from sbxd.wire.messages import ImageFormat
 
@@ -324,3 +338,50 @@ def test_a_failing_mmdebstrap_is_said(tmp_path: Path, monkeypatch: pytest.Monkey
     assert subprocess.run(["mmdebstrap"], check=False).returncode == 3
     with pytest.raises(click.ClickException, match="failed"):
         build_debian(tmp_path / "out.tar", suite="trixie", packages=("python3",))
+
+
+# --- numbers -----------------------------------------------------------------------------------
+
+# What `int` and `float` of Python take, and no program of an operator writes.
+STRANGE = [
+    "1_000", "\u0664", "\u0661\u0662", "\uff11", "+5", "--5", "5e0", "0x5", "\u00b2", "", "5\n",
+]  # fmt: skip
+NUMBERS = (Whole, Seconds, Size, Cpus, When)
+TEXTS = (click.types.StringParamType, click.Path, click.Choice, click.types.BoolParamType)
+
+
+def _parameters(command: click.Command, path: str = "") -> Iterator[tuple[str, click.Parameter]]:
+    for each in command.params:
+        yield f"{path} {each.name}".strip(), each
+    if isinstance(command, click.Group):
+        for name, below in command.commands.items():
+            yield from _parameters(below, f"{path} {name}".strip())
+
+
+PARAMETERS = dict(_parameters(cli))
+
+
+def test_no_number_of_a_verb_is_parsed_by_python() -> None:
+    known = (*NUMBERS, *TEXTS, EnvironmentName, ImageDigest, Identifier)
+    for path, each in PARAMETERS.items():
+        assert isinstance(each.type, known), f"{path} has the type {each.type!r}"
+
+
+@pytest.mark.parametrize("strange", STRANGE)
+def test_every_number_size_and_time_takes_ascii_digits_alone(strange: str) -> None:
+    numbers = {path: each for path, each in PARAMETERS.items() if isinstance(each.type, NUMBERS)}
+    assert len(numbers) > 20
+    taken = []
+    for path, each in numbers.items():
+        for text in (strange, f"{strange}h") if isinstance(each.type, When) else (strange,):
+            with suppress(click.BadParameter):
+                taken.append((path, each.type.convert(text, each, None)))
+    assert taken == []
+
+
+@pytest.mark.parametrize(
+    ("port", "number"), [("443", 443), ("0443", 0), ("00", 0), ("99999", 99999)]
+)
+def test_a_port_is_one_as_the_proxy_takes_it(port: str, number: int) -> None:
+    assert parse_destination(f"files.example.org:{port}") == ("files.example.org", number)
+    assert parse_port(port) == (number if 0 < number < 65536 else None)

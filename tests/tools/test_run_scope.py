@@ -2,7 +2,7 @@
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 
 import anyio
 import anyio.lowlevel
@@ -19,7 +19,6 @@ from sbxd.client.run_scope import (
     RunScope,
     ScopeEnded,
     remote_workspaces,
-    utc_now,
 )
 from sbxd.fake.environment import ExecuteCall, FakeExecutionEnvironment
 from sbxd.fake.script import Outcome, Script
@@ -295,19 +294,30 @@ def test_a_bridge_hold_that_is_exceeded_releases_the_environment_and_ends_the_ru
 
 async def test_a_hold_ends_with_the_environments_own_time(autojump_clock: MockClock) -> None:
     environment = FakeExecutionEnvironment(SCRIPT)
-    later = [timedelta()]
-    async with RunScope(
-        environment,
-        SPECIFICATION,
-        environment.workspace,
-        wall_clock=lambda: utc_now() + later[0],
-    ) as scope:
+    async with RunScope(environment, SPECIFICATION, environment.workspace) as scope:
         handle = await scope.environment()
-        later[0] = handle.expires_at - utc_now() - timedelta(seconds=40)
+        lifetime = (handle.expires_at - handle.created_at).total_seconds()
+        await trio.sleep(lifetime - 40)
         begun = trio.current_time()
         with pytest.raises(HoldExceeded):
             await scope.hold(anyio.sleep_forever)
         assert trio.current_time() - begun == pytest.approx(40, abs=5)
+
+
+@pytest.mark.parametrize("days", [1, -1, 400])
+async def test_a_hold_is_as_long_whatever_the_wall_clock_says(
+    autojump_clock: MockClock, days: int
+) -> None:
+    """The daemon's host and this one need not agree on the date, and either may be set."""
+    environment = FakeExecutionEnvironment(
+        SCRIPT, wall_clock=lambda: datetime.now(UTC) + timedelta(days=days)
+    )
+    async with RunScope(environment, SPECIFICATION, environment.workspace) as scope:
+        await scope.environment()
+        begun = trio.current_time()
+        with pytest.raises(HoldExceeded):
+            await scope.hold(anyio.sleep_forever)
+        assert trio.current_time() - begun == pytest.approx(300, abs=5)
 
 
 async def test_a_refused_approval_keeps_the_environment() -> None:
@@ -389,6 +399,8 @@ def test_a_plain_script_has_the_same_and_leaves_nothing() -> None:
             assert sandbox.read("numbers.txt") == b"1\n2\n"
             assert sandbox.run(["python3", "sum.py", "numbers.txt"]).stdout == b"3\n"
             assert {each.path for each in sandbox.listdir()} == {"numbers.txt", "total.csv"}
+            with pytest.raises(ExecutionRejected, match=r'write \["ls", "-la"\]'):
+                sandbox.run("ls -la")
             raise Bug
 
     with pytest.raises(Bug):
