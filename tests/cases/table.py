@@ -176,4 +176,9 @@ CASES: dict[str, Case] = {
     ),
     "LIF-12": Case("what one tenant leaves on a slot for the next"),
     "LIF-13": Case("SIGTERM under load"),
+    "PEER-20": Case("refusals without end, to fill the journal until earlier records are gone"),
+    "PEER-21": Case("refusals from more uids than are told apart"),
+    "PEER-22": Case(
+        "refused requests that are cancelled or left, and refused connections, at will"
+    ),
 }

@@ -194,6 +194,7 @@ async def memory_daemon(
             shutdown=trio.Event(),
             server_name="sbxd",
             mechanism="fake",
+            is_beyond=counted.is_beyond,
         )
         listeners = {door: MemoryListener() for door in Door}
         daemon: MemoryDaemon
