@@ -181,4 +181,8 @@ CASES: dict[str, Case] = {
     "PEER-22": Case(
         "refused requests that are cancelled or left, and refused connections, at will"
     ),
+    "DMN-10": Case(
+        "links, pipes and other files in the place of what root reads of the daemon"
+    ),
+    "DMN-11": Case("a folder that a group may write to, in which a service writes"),
 }
