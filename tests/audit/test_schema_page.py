@@ -15,7 +15,7 @@ import pytest
 from msgspec import Meta, Struct
 
 from sbxd.audit.bounds import BOUNDS
-from sbxd.audit.encode import FIELD_PREFIX
+from sbxd.audit.encode import CUT_FIELD, FIELD_PREFIX
 from sbxd.audit.events import AuditEvent
 from sbxd.audit.header import PREFIX, SCHEMA_VERSION, Header
 from sbxd.audit.vocabulary import EVENT_TYPES
@@ -85,7 +85,7 @@ def schema() -> str:
     return (
         f"Schema version {SCHEMA_VERSION}. Every record has these fields besides those of its "
         "event:\n\n"
-        + table(fields(Header, PREFIX))
+        + table(iter([*fields(Header, PREFIX), (CUT_FIELD, "any number of: text; may be absent")]))
         + "\n| event | priority | what | bound |\n|---|---|---|---|\n"
         + rows
         + "\n"

@@ -155,6 +155,7 @@ CASES: dict[str, Case] = {
         "a filter's answers are errno values, and none of them logs; no flood is tried",
     ),
     "AUD-07": Case("secrets in arguments"),
+    "AUD-08": Case("values and lists so long that what matters is cut off unseen"),
     "LIF-01": Case("SIGKILL of the daemon or the launcher between intent, resource and commit"),
     "LIF-02": Case("a worker that is killed in a command"),
     "LIF-04": Case(
@@ -181,8 +182,6 @@ CASES: dict[str, Case] = {
     "PEER-22": Case(
         "refused requests that are cancelled or left, and refused connections, at will"
     ),
-    "DMN-10": Case(
-        "links, pipes and other files in the place of what root reads of the daemon"
-    ),
+    "DMN-10": Case("links, pipes and other files in the place of what root reads of the daemon"),
     "DMN-11": Case("a folder that a group may write to, in which a service writes"),
 }
