@@ -12,6 +12,7 @@ import pytest
 from msgspec import Struct
 
 from sbxctl.audit_record import audit_records
+from sbxctl.journal import JournalRecord
 from sbxd.audit.encode import (
     CUT_FIELD,
     FIELD_PREFIX,
@@ -114,7 +115,7 @@ def test_no_value_can_pretend_to_have_been_cut() -> None:
 
 
 def test_the_document_of_a_record_has_what_was_cut() -> None:
-    of_event = {"SBX_EVENT": "StartupRefused", "SBX_SETTINGS": "x"}
+    of_event: JournalRecord = {"SBX_EVENT": "StartupRefused", "SBX_SETTINGS": "x"}
     (whole,) = audit_records([of_event])
     (once,) = audit_records([{**of_event, CUT_FIELD: "MESSAGE bytes 9 sha256 0"}])
     (twice,) = audit_records([{**of_event, CUT_FIELD: ["a", "b"]}])
