@@ -33,8 +33,9 @@ class EgressAllowed(EnvironmentEvent, frozen=True, kw_only=True):
 
 class EgressRefused(EnvironmentEvent, frozen=True, kw_only=True):
     """A rule refused a connection. host, port: absent when the request was not read that far.
-    address: the refused one, where an address was the reason, or the connected one. reason: `sbxd.policy.egress` and
-    `sbxd.egress.decisions` list them."""
+    address: the refused one, where an address was the reason; the connected one, where a tunnel was
+    refused for its first bytes. reason: `sbxd.policy.egress` and `sbxd.egress.decisions` list
+    them."""
 
     MESSAGE_ID: ClassVar[str] = "6c242bc6a00c4e849d9180a395376c23"
     PRIORITY: ClassVar[Priority] = Priority.NOTICE

@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 
 from sbxctl.exits import Exit
+from sbxctl.journal import WHO_MAY
+from sbxctl.journal_kept import kept_item
 from sbxctl.when import parse
 from tests.service.fake_socket import Ran, sbxctl
 
@@ -343,7 +345,7 @@ async def test_records_that_are_not_kept_any_more_are_251_and_no_whole_proof(
 ) -> None:
     journal.holds(*(record(number) for number in range(40, 46)))
     ran = await verify(journal, "--state-directory", state(tmp_path, 45))
-    assert ran.code == Exit.AUDIT_NOT_KEPT == 251
+    assert ran.code == Exit.AUDIT_NOT_KEPT
     assert f"note: NOT_KEPT 1 to 39 of boot {BOOT}" in ran.stdout.decode()
     assert b"sound:" not in ran.stdout
     assert "sound as far as it is kept: 6 records" in ran.stderr
@@ -414,3 +416,20 @@ async def test_a_folder_that_is_a_link_is_not_gone_into(journal: Journal, tmp_pa
     (tmp_path / "audit").symlink_to(elsewhere / "audit")
     ran = await verify(journal, "--json", "--state-directory", str(tmp_path))
     assert not json.loads(ran.stdout)["end"]["proven"]
+
+
+# --- how far back it is kept ----------------------------------------------------------------------
+
+
+def test_doctor_says_how_far_back_the_records_are_kept(journal: Journal, tmp_path: Path) -> None:
+    journal.holds(record(1), record(2))
+    kept = kept_item(tmp_path)
+    assert (kept.state, kept.fix) == ("ok", "")
+    assert kept.detail == "the oldest record is of 2027-01-15 08:00 UTC; the journal is on disk"
+    lost_at_boot = kept_item(tmp_path / "absent")
+    assert lost_at_boot.state == "degraded"
+    assert "a reboot leaves none" in lost_at_boot.detail
+    assert lost_at_boot.fix.startswith(f"mkdir -p {tmp_path / 'absent'}")
+    journal.holds(script="echo no permission >&2; exit 1")
+    unknown = kept_item(tmp_path)
+    assert (unknown.state, unknown.fix) == ("degraded", WHO_MAY)
