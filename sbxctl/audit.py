@@ -23,8 +23,10 @@ from sbxctl.report import json_line, page, print_json, printable, tell
 from sbxctl.session import fail
 from sbxctl.stream import endless
 from sbxctl.units import LINES_MAX, Whole
+from sbxctl.untrusted import OwnedFolder
 from sbxctl.when import When
 from sbxd.audit.position import Position, parse_position
+from sbxd.audit.sink import AuditUnavailable
 from sbxd.audit.vocabulary import EVENT_TYPES
 from sbxd.port.ids import IDENTIFIER_PATTERN
 from sbxd.settings import Settings
@@ -32,6 +34,8 @@ from sbxd.settings import Settings
 EVENTS = sorted(kind.__name__ for kind in EVENT_TYPES)
 FOLLOWED = 10
 SHOWN_MAX = 50
+# More than a position has, so that a longer one is seen to be none.
+POSITION_BYTES_MAX = 256
 _ID = re.compile(IDENTIFIER_PATTERN)
 # syslog's priorities: alert, error, warning, notice.
 STYLES = {1: "bold white on red", 3: "red", 4: "yellow", 5: "bold"}
@@ -172,12 +176,14 @@ def verify(since: datetime | None, as_json: bool, state_directory: Path, unit: s
     """Prove that no record is missing, given twice or out of its turn.
 
     Records are numbered from 1 in each boot, over restarts of the service. Exits with 250 when a
-    number is missing, came late or stands for two decisions, and names each.
+    number is missing, came late or stands for two decisions, and names each; with 251 when none
+    is, but the journal keeps older records no more.
     """
     is_there = journal.require_readable(journal.unit(unit))
     end = _known_end(state_directory)
     journal.synchronize()
-    verifier = Verifier(since_the_beginning=since is None)
+    whole = since is None or not (is_there and _is_kept_before(since, unit))
+    verifier = Verifier(since_the_beginning=whole)
     if is_there:
         query = Query(
             matches=(journal.unit(unit),),
@@ -194,15 +200,32 @@ def verify(since: datetime | None, as_json: bool, state_directory: Path, unit: s
         print_json({**msgspec.structs.asdict(verdict), "end": _described(end)})
     else:
         _report(verdict, end)
-    sys.exit(Exit.OK if verdict.sound else Exit.AUDIT_INCOMPLETE)
+    if not verdict.sound:
+        sys.exit(Exit.AUDIT_INCOMPLETE)
+    sys.exit(Exit.OK if verdict.complete else Exit.AUDIT_NOT_KEPT)
+
+
+def _is_kept_before(since: datetime, unit: str) -> bool:
+    """Whether the journal has an older record, so that everything since then is kept."""
+    query = Query(
+        matches=(journal.unit(unit), *(f"SBX_EVENT={name}" for name in EVENTS)),
+        until=journal.instant(since),
+        newest=1,
+        only=FIELDS,
+    )
+    with closing(journal.records(query.argv())) as found:
+        return any(True for _ in found)
 
 
 def _known_end(state_directory: Path) -> Position | str:
     """How far the sequence has come, by the service's own book; or why that is not known."""
     directory = state_directory / "audit"
     try:
-        position = parse_position((directory / "position").read_bytes())
-        waiting = (directory / "spool").stat().st_size
+        with OwnedFolder(directory) as folder:
+            position = parse_position(folder.read("position", at_most=POSITION_BYTES_MAX))
+            waiting = folder.size("spool")
+    except AuditUnavailable as problem:
+        return f"the end is not proven: {problem}"
     except OSError as problem:
         return f"the end is not proven: {problem.strerror} ({directory})"
     if position is None:
@@ -229,8 +252,16 @@ def _report(verdict: Verification, end: Position | str) -> None:
     if isinstance(end, str):
         tell(f"note: {end}")
     _list("finding", verdict.findings)
-    if verdict.sound:
+    if verdict.complete:
         tell(f"sound: {verdict.records} records, none is missing")
+        return
+    if verdict.sound:
+        fail(
+            Exit.AUDIT_NOT_KEPT,
+            f"sound as far as it is kept: {verdict.records} records, none is missing between "
+            "them; the journal keeps older ones no more",
+            hint="docs/audit.md says how to keep more and how to forward the records",
+        )
         return
     fail(
         Exit.AUDIT_INCOMPLETE,

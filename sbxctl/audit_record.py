@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from sbxctl.journal import JournalRecord, number, text
 
@@ -19,7 +19,8 @@ REASONS = (
 class AuditRecord(Struct, frozen=True, kw_only=True):
     """`docs/audit.md` is the description of this document. sequence, boot_id, instance: the place
     of the record; absent in what a version without them recorded. decided_at: when it was
-    decided. received_at: when the journal got it. fields: SBX_ fields without the prefix, in lower
+    decided. received_at: when the journal got it. cut: what was cut in this record, in the words of
+    SBX_AUDIT_CUT. fields: SBX_ fields without the prefix, in lower
     case; a list is a field that was there more than once."""
 
     sequence: int | None
@@ -32,6 +33,7 @@ class AuditRecord(Struct, frozen=True, kw_only=True):
     priority: int
     message: str
     fields: dict[str, str | list[str]]
+    cut: list[str] = field(default_factory=list)
 
 
 def audit_records(found: Iterable[JournalRecord]) -> Iterator[AuditRecord]:
@@ -66,11 +68,17 @@ def _audit_record(record: JournalRecord, event: str) -> AuditRecord:
             for name in sorted(record)
             if name.startswith(_FIELD) and not name.startswith(_HEADER) and name != "SBX_EVENT"
         },
+        cut=_list(record, "SBX_AUDIT_CUT"),
     )
 
 
 def _instant(microseconds: int) -> datetime:
     return datetime.fromtimestamp(microseconds / 1_000_000, UTC)
+
+
+def _list(record: JournalRecord, name: str) -> list[str]:
+    found = _values(record, name) if name in record else []
+    return [found] if isinstance(found, str) else found
 
 
 def _values(record: JournalRecord, name: str) -> str | list[str]:

@@ -74,9 +74,11 @@ class BootSequence(Struct, kw_only=True):
 
 
 class Verification(Struct, frozen=True, kw_only=True):
-    """What was found. sound: no finding. findings_omitted: beyond a thousand."""
+    """What was found. sound: no finding. complete: nor is anything older that the journal does
+    not keep. findings_omitted: beyond a thousand."""
 
     sound: bool
+    complete: bool
     records: int
     boots: tuple[BootSequence, ...]
     findings: tuple[Finding, ...]
@@ -108,6 +110,7 @@ class Verifier:
         self._records = 0
         self._unnumbered = 0
         self._omitted = 0
+        self._not_kept = False
 
     def take(self, record: JournalRecord) -> None:
         """The next record of the journal; what is none of the audit's is passed over."""
@@ -153,6 +156,7 @@ class Verifier:
                 self._find(Kind.MISSING, boot_id, of.boot.last + 1, sequence)
         return Verification(
             sound=not self._findings,
+            complete=not self._findings and not self._not_kept,
             records=self._records,
             boots=tuple(each.boot for each in self._sequences.values()),
             findings=tuple(self._findings),
@@ -204,6 +208,7 @@ class Verifier:
     def _find(
         self, kind: Kind, boot_id: str | None, first: int | None = None, last: int | None = None
     ) -> None:
+        self._not_kept = self._not_kept or kind is Kind.NOT_KEPT
         found = Finding(kind=kind, boot_id=boot_id, first=first, last=last)
         into = self._findings if kind in FINDINGS else self._notes
         if len(into) < FINDINGS_MAX:

@@ -17,6 +17,7 @@ import trio
 
 from sbxctl.config import problems_of
 from sbxctl.exits import Exit
+from sbxctl.journal_kept import kept_item
 from sbxctl.report import print_json, show_posture
 from sbxd.client.admin import connect_admin
 from sbxd.port.errors import ExecutionRejected, ExecutionUnavailable
@@ -41,7 +42,7 @@ def doctor(socket: str, as_json: bool) -> None:
 
     Exit code 0 when nothing is missing, 246 when something is.
     """
-    items = trio.run(_from_daemon, socket)
+    items = (*trio.run(_from_daemon, socket), kept_item())
     if as_json:
         print_json(items)
     else:

@@ -32,6 +32,7 @@ class Exit(IntEnum):
     EGRESS_NOT_CONFORMING = 248  # sbxctl egress test: a probe failed, or a control of one
     ALERTING = 249  # sbxctl status: an alert stands
     AUDIT_INCOMPLETE = 250  # sbxctl audit verify: a record is missing, out of turn or forged
+    AUDIT_NOT_KEPT = 251  # sbxctl audit verify: none is missing, but older ones are not kept
     INTERRUPTED = 130
 
 

@@ -33,11 +33,12 @@ class JournalUnreadable(click.ClickException):
 
 class Query(Struct, frozen=True, kw_only=True):
     """What to read. matches: "FIELD=value", or "+" between alternatives; different fields must all
-    match, of one field any value. since: as journalctl takes it. newest: only so many of the
-    last. only: the fields to read, or all. follow: go on with what comes."""
+    match, of one field any value. since, until: as journalctl takes them. newest: only so many of
+    the last. only: the fields to read, or all. follow: go on with what comes."""
 
     matches: tuple[str, ...]
     since: str | None = None
+    until: str | None = None
     newest: int | None = None
     only: tuple[str, ...] = ()
     priority: str | None = None
@@ -47,6 +48,8 @@ class Query(Struct, frozen=True, kw_only=True):
         words = ["journalctl", "--output=json", "--all", "--quiet", "--no-pager"]
         if self.since is not None:
             words.append(f"--since={self.since}")
+        if self.until is not None:
+            words.append(f"--until={self.until}")
         if self.newest is not None:
             words.append(f"--lines={self.newest}")
         elif self.follow:

@@ -145,7 +145,8 @@ async def run(settings: Settings, given: Given, log: logging.Logger) -> ExitStat
                 return status
             serve = _serve_fake if settings.sandbox is SandboxMechanism.FAKE else _serve_launched
             try:
-                status = await serve(settings, given, audit, log)
+                async with audit.counting():
+                    status = await serve(settings, given, audit, log)
             except* HostRefused as group:
                 status = ExitStatus.REFUSED
                 for problem in _leaves(group):
@@ -352,6 +353,7 @@ async def _serve(
         shutdown=trio.Event(),
         server_name=f"sbxd/{version}",
         mechanism=assembled.mechanism_name,
+        is_beyond=audit.is_beyond,
     )
     service = Service(context, audit, log)
     doors = open_doors(given.passed, Path(settings.runtime_directory))
@@ -377,6 +379,8 @@ async def _serve(
             with trio.move_on_after(FAREWELL_SECONDS):
                 await served.wait()
             nursery.cancel_scope.cancel()
+    if not await audit.settle():
+        log.error("ignoring: what was counted of refusals and uses could not all be recorded")
     try:
         await audit.emit(ServiceStopped(reason=reason, environments_ended=ended))
     except AuditUnavailable as problem:

@@ -290,8 +290,19 @@ def event_of(record: Record, origin: Origin) -> AuditEvent:
             )
         case Decision():
             assert record.reason is not None
-            kind = EgressRefused if record.outcome is Outcome.REFUSED else EgressFailed
-            return kind(
+            if record.outcome is Outcome.FAILED:
+                return EgressFailed(
+                    **origin,
+                    connection=record.connection,
+                    host=record.host,
+                    port=record.port,
+                    address=record.address,
+                    reason=record.reason,
+                    rule=record.rule,
+                    decided_us=record.decided_us,
+                    addresses=record.addresses,
+                )
+            return EgressRefused(
                 **origin,
                 connection=record.connection,
                 host=record.host,

@@ -33,8 +33,9 @@ class EgressAllowed(EnvironmentEvent, frozen=True, kw_only=True):
 
 class EgressRefused(EnvironmentEvent, frozen=True, kw_only=True):
     """A rule refused a connection. host, port: absent when the request was not read that far.
-    address: the refused one, where an address was the reason. reason: `sbxd.policy.egress` and
-    `sbxd.egress.decisions` list them."""
+    address: the refused one, where an address was the reason; the connected one, where a tunnel was
+    refused for its first bytes. reason: `sbxd.policy.egress` and `sbxd.egress.decisions` list
+    them."""
 
     MESSAGE_ID: ClassVar[str] = "6c242bc6a00c4e849d9180a395376c23"
     PRIORITY: ClassVar[Priority] = Priority.NOTICE
@@ -54,11 +55,14 @@ class EgressRefused(EnvironmentEvent, frozen=True, kw_only=True):
 
 
 class EgressFailed(EnvironmentEvent, frozen=True, kw_only=True):
-    """Every rule allowed a connection, and the destination was not reached."""
+    """Every rule allowed a connection, and the destination was not reached. addresses: what its
+    name stood for, judged and allowed; they were dialled in this order, up to address, the last.
+    Both are absent where the name could not be resolved."""
 
     MESSAGE_ID: ClassVar[str] = "43d0393635744777944462175be34123"
     SUMMARY: ClassVar[str] = (
-        "Connection {connection} of command {command_number} to {host}:{port} failed: {reason}"
+        "Connection {connection} of command {command_number} to {host}:{port} ({address}) failed: "
+        "{reason}"
     )
 
     command_number: int
@@ -69,6 +73,7 @@ class EgressFailed(EnvironmentEvent, frozen=True, kw_only=True):
     reason: str
     rule: str | None
     decided_us: int
+    addresses: tuple[str, ...] = ()
 
 
 class EgressTunnelClosed(EnvironmentEvent, frozen=True, kw_only=True):

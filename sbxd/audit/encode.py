@@ -6,6 +6,7 @@ prefixed form; MESSAGE holds printable characters alone. Source: the native prot
 systemd-journald.
 """
 
+import hashlib
 import re
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -19,7 +20,9 @@ from sbxd.audit.events import AuditEvent
 
 IDENTIFIER = b"sbxd"
 FIELD_PREFIX = "SBX_"
-# A bound for each value; what is above it is cut, and the cut is marked.
+# Says of each value and list that was cut what it was. Of the header's names, which no event has.
+CUT_FIELD = "SBX_AUDIT_CUT"
+# A bound for each value; what is above it is cut, and the cut is marked and described.
 VALUE_BYTES_MAX = 16 * 1024
 MESSAGE_CHARACTERS_MAX = 1024
 VALUES_MAX = 1024
@@ -33,9 +36,16 @@ Field = tuple[str, bytes]
 
 
 def encode(event: AuditEvent) -> list[Field]:
-    """The fields of an event: MESSAGE, MESSAGE_ID, PRIORITY, SYSLOG_IDENTIFIER, SBX_*."""
-    fields: list[Field] = [("MESSAGE", summary(event).encode()), *_of_kind(type(event))]
-    fields.extend(_flatten(event, FIELD_PREFIX))
+    """The fields of an event: MESSAGE, MESSAGE_ID, PRIORITY, SYSLOG_IDENTIFIER, SBX_*.
+
+    Where a value was cut there is a field SBX_AUDIT_CUT that says "NAME bytes LENGTH sha256 DIGEST"
+    of the whole value, with the value's place behind NAME in a list ("NAME[3]"); where a list was
+    cut, "NAME values NUMBER".
+    """
+    cuts: list[str] = []
+    fields: list[Field] = [("MESSAGE", _message(event, cuts)), *_of_kind(type(event))]
+    fields.extend(_flatten(event, FIELD_PREFIX, cuts))
+    fields.extend((CUT_FIELD, each.encode("ascii")) for each in cuts)
     return fields
 
 
@@ -50,13 +60,28 @@ def _of_kind(kind: type[AuditEvent]) -> tuple[Field, ...]:
 
 
 def summary(event: AuditEvent) -> str:
-    """The text of MESSAGE: one line of printable characters."""
+    """The text of MESSAGE: one line of printable characters, cut and marked at its bound."""
+    text = _summary(event)
+    if len(text) <= MESSAGE_CHARACTERS_MAX:
+        return text
+    mark = _CUT_MARK.decode("ascii")
+    return text[: MESSAGE_CHARACTERS_MAX - len(mark)] + mark
+
+
+def _message(event: AuditEvent, cuts: list[str]) -> bytes:
+    text = _summary(event)
+    if len(text) > MESSAGE_CHARACTERS_MAX:
+        cuts.append(_cut("MESSAGE", text.encode()))
+    return summary(event).encode()
+
+
+def _summary(event: AuditEvent) -> str:
     parts = []
     for literal, name in _template(type(event)):
         parts.append(literal)
         if name is not None:
             parts.append(printable(_text(getattr(event, name))))
-    return "".join(parts)[:MESSAGE_CHARACTERS_MAX]
+    return "".join(parts)
 
 
 @cache
@@ -109,23 +134,30 @@ def _names(kind: type[Struct], prefix: str) -> tuple[tuple[str, str], ...]:
     return tuple((attribute, prefix + attribute.upper()) for attribute in kind.__struct_fields__)
 
 
-def _flatten(struct: Struct, prefix: str) -> Iterator[Field]:
+def _flatten(struct: Struct, prefix: str, cuts: list[str]) -> Iterator[Field]:
     for attribute, name in _names(type(struct), prefix):
         value = getattr(struct, attribute)
         if isinstance(value, Struct):
-            yield from _flatten(value, name + "_")
+            yield from _flatten(value, name + "_", cuts)
         elif isinstance(value, tuple):
-            for element in value[:VALUES_MAX]:
-                yield name, _bytes(element)
+            for place, element in enumerate(value[:VALUES_MAX]):
+                yield name, _bytes(element, f"{name}[{place}]", cuts)
+            if len(value) > VALUES_MAX:
+                cuts.append(f"{name} values {len(value)}")
         elif value is not None:
-            yield name, _bytes(value)
+            yield name, _bytes(value, name, cuts)
 
 
-def _bytes(value: object) -> bytes:
+def _bytes(value: object, name: str, cuts: list[str]) -> bytes:
     raw = _text(value).encode("utf-8", "surrogateescape")
     if len(raw) > VALUE_BYTES_MAX:
+        cuts.append(_cut(name, raw))
         return raw[: VALUE_BYTES_MAX - len(_CUT_MARK)] + _CUT_MARK
     return raw
+
+
+def _cut(name: str, raw: bytes) -> str:
+    return f"{name} bytes {len(raw)} sha256 {hashlib.sha256(raw).hexdigest()}"
 
 
 def _text(value: object) -> str:

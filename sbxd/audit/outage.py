@@ -9,6 +9,7 @@ from enum import StrEnum
 from typing import assert_never
 
 from sbxd.audit.bridge_events import BridgeRefused
+from sbxd.audit.counted_events import WorkspaceUsed
 from sbxd.audit.egress_events import (
     EgressAllowed,
     EgressFailed,
@@ -36,6 +37,7 @@ _MANY: tuple[type[AuditEvent], ...] = (
     EgressTunnelClosed,
     PeerRefused,
     RequestEvent,
+    WorkspaceUsed,
 )
 _SHARE_OF_MANY = 0.75
 

@@ -3,6 +3,7 @@
 from sbxd.audit import events
 from sbxd.audit.bridge_events import BRIDGE_EVENT_TYPES
 from sbxd.audit.confinement import ConfinementMismatched, MissingLayerAccepted
+from sbxd.audit.counted_events import COUNTED_EVENT_TYPES
 from sbxd.audit.egress_events import EGRESS_EVENT_TYPES
 from sbxd.audit.events import AuditEvent
 from sbxd.audit.lease_events import LEASE_EVENT_TYPES
@@ -18,4 +19,5 @@ EVENT_TYPES: tuple[type[AuditEvent], ...] = (
     EnvironmentLost,
     *LEASE_EVENT_TYPES,
     *STREAM_EVENT_TYPES,
+    *COUNTED_EVENT_TYPES,
 )

@@ -86,8 +86,9 @@ class Terms:
 class _NotReached(Exception):
     """No address could be connected to."""
 
-    def __init__(self, reason: ProxyReason, detail: str) -> None:
+    def __init__(self, reason: ProxyReason, detail: str, address: str | None) -> None:
         super().__init__(detail)
+        self.address = address  # the last one that was dialled
         self.reason = reason
         self.detail = detail
 
@@ -210,7 +211,9 @@ class Connection:
                     host=judged.host,
                     port=judged.port,
                     rule=judged.rule,
-                )
+                ),
+                address=problem.address,
+                addresses=judged.addresses,
             )
             return
         end: TunnelEnd | None = None
@@ -246,11 +249,13 @@ class Connection:
             except (OnHostNetwork, HostNetworkUnknown) as late:
                 raise _RefusedAtDial(refused_at_dial(allowed, address, late)) from None
             except PeerMismatch as problem:
-                raise _NotReached(ProxyReason.PEER_MISMATCH, str(problem.strerror)) from None
+                raise _NotReached(
+                    ProxyReason.PEER_MISMATCH, str(problem.strerror), address
+                ) from None
             except OSError as problem:
                 reason = ProxyReason.DIAL_FAILED
                 detail = f"the server is not reached: {problem.strerror}"
-        raise _NotReached(reason, detail)
+        raise _NotReached(reason, detail, allowed.addresses[-1] if allowed.addresses else None)
 
     async def _keep_allowed(self, allowed: Allowed, address: str) -> bool:
         """Whether the decision is recorded."""
@@ -279,7 +284,7 @@ class Connection:
         opened_at, flow, end = trio.current_time(), Flow(), TunnelEnd.STOPPED
         self._leave()
         try:
-            end = await self._through(allowed, server, parser, flow)
+            end = await self._through(allowed, address, server, parser, flow)
         except OSError:
             end = TunnelEnd.CLIENT_FAILED
         finally:
@@ -299,7 +304,12 @@ class Connection:
         return end
 
     async def _through(
-        self, allowed: Allowed, server: socket.socket, parser: ConnectParser, flow: Flow
+        self,
+        allowed: Allowed,
+        address: str,
+        server: socket.socket,
+        parser: ConnectParser,
+        flow: Flow,
     ) -> TunnelEnd:
         """Raises OSError: the client's connection broke before anything was passed on."""
         await send_all(self._client, answers.ESTABLISHED)
@@ -315,7 +325,8 @@ class Connection:
                         host=allowed.host,
                         port=allowed.port,
                         rule=allowed.rule,
-                    )
+                    ),
+                    address=address,
                 )
                 return TunnelEnd.SNI_REFUSED
         return await self._terms.relay.run(
@@ -344,11 +355,15 @@ class Connection:
 
     # --- no tunnel -------------------------------------------------------------------------------
 
-    async def _refuse(self, refusal: Refusal, *, address: str | None = None) -> None:
-        await self._deny(refusal, address=address)
+    async def _refuse(
+        self, refusal: Refusal, *, address: str | None = None, addresses: Sequence[str] = ()
+    ) -> None:
+        await self._deny(refusal, address=address, addresses=addresses)
         await self._answer(answers.answer(refusal))
 
-    async def _deny(self, refusal: Refusal, *, address: str | None = None) -> None:
+    async def _deny(
+        self, refusal: Refusal, *, address: str | None = None, addresses: Sequence[str] = ()
+    ) -> None:
         """Record a denial, or count it and wait."""
         denials = self._terms.denials
         if not denials.take(trio.current_time()):
@@ -364,6 +379,7 @@ class Connection:
             reason=refusal.reason,
             rule=refusal.rule,
             decided_us=self._elapsed_us(),
+            addresses=tuple(addresses),
         )
         try:
             await self._terms.recording.keep(decision)

@@ -63,9 +63,11 @@ class Decision(Struct, frozen=True, kw_only=True):
 
     connection: its number, from 1, within one proxy. host, port: None when the request was not
     read that far; canonical. address: the connected one for ALLOWED, the refused one where an
-    address was the reason, else None. reason: None exactly for ALLOWED. rule: the destination of
-    the policy that covered the request, where one did. decided_us: microseconds from the end of
-    the head to this decision, resolution and dial included.
+    address was the reason, the last one dialled where a dial failed, else None. addresses: those
+    that were judged and allowed, in the order of the dials, where none could be used. reason: None
+    exactly for ALLOWED. rule: the destination of the policy that covered the request, where one
+    did. decided_us: microseconds from the end of the head to this decision, resolution and dial
+    included.
     """
 
     connection: int
@@ -76,6 +78,7 @@ class Decision(Struct, frozen=True, kw_only=True):
     reason: Reason | None
     rule: str | None
     decided_us: int
+    addresses: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if (self.reason is None) is not (self.outcome is Outcome.ALLOWED):

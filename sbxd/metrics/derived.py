@@ -196,9 +196,12 @@ class DerivedMetrics:
 
     def observe(self, event: AuditEvent) -> None:
         """Count one event that was recorded."""
-        kind = type(event)
-        self.records.add(kind.__name__)
-        handler = self._handlers.get(kind)
+        self.records.add(type(event).__name__)
+        self.observe_counted(event)
+
+    def observe_counted(self, event: AuditEvent) -> None:
+        """Count one event that has no record of its own: a record of counts says it."""
+        handler = self._handlers.get(type(event))
         if handler is not None:
             handler(event)
 

@@ -13,6 +13,7 @@ from typing import Protocol, assert_never
 
 import msgspec
 
+from sbxd.audit.counted_events import WorkspaceUsed
 from sbxd.audit.events import (
     AuditEvent,
     ImageImported,
@@ -38,6 +39,7 @@ from sbxd.port.errors import (
     RejectedCode,
     SandboxEscapeSuspected,
     UnavailableCode,
+    WorkspaceCode,
     WorkspaceError,
     WorkspaceEscape,
 )
@@ -53,6 +55,10 @@ from sbxd.wire import messages as m
 from sbxd.wire.descriptions import ImageInfo
 from sbxd.wire.egress import EgressCheck, EgressShow
 from sbxd.wire.observing import MetersQuery, MetricsQuery, StatusQuery
+
+_WorkspaceRequest = (
+    m.WorkspaceRead | m.WorkspaceWrite | m.WorkspaceList | m.WorkspaceProvenanceQuery
+)
 
 
 class Images(Protocol):
@@ -201,13 +207,21 @@ class Dispatch:
         )
 
     async def _workspace(
-        self,
-        peer: Peer,
-        request: m.WorkspaceRead | m.WorkspaceWrite | m.WorkspaceList | m.WorkspaceProvenanceQuery,
-        exchange: Exchange,
+        self, peer: Peer, request: _WorkspaceRequest, exchange: Exchange
     ) -> m.TerminalReply:
         self._environments.attempt(peer, request.handle)
         path = relative_bytes(request.path)
+        try:
+            reply = await self._use_workspace(peer, request, path, exchange)
+        except WorkspaceError as error:
+            await self._record(_workspace_used(peer, request, error.code))
+            raise
+        await self._record(_workspace_used(peer, request, None))
+        return reply
+
+    async def _use_workspace(
+        self, peer: Peer, request: _WorkspaceRequest, path: bytes, exchange: Exchange
+    ) -> m.TerminalReply:
         match request:
             case m.WorkspaceRead():
                 measured = _Measured(exchange)
@@ -416,6 +430,22 @@ def _about(
     if handle is None:
         return None, None, None
     return handle.environment_id, handle.tenant_id, handle.run_id
+
+
+def _workspace_used(
+    peer: Peer, request: _WorkspaceRequest, code: WorkspaceCode | None
+) -> WorkspaceUsed:
+    """What is recorded of an operation on a handle that was found to be the peer's."""
+    handle = request.handle
+    return WorkspaceUsed(
+        environment_id=handle.environment_id,
+        tenant_id=handle.tenant_id,
+        run_id=handle.run_id,
+        lease_epoch=handle.lease_epoch,
+        verb=_verb(request),
+        peer_uid=peer.uid,
+        code=code,
+    )
 
 
 def _milliseconds(seconds: float | None) -> int | None:

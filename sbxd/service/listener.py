@@ -25,7 +25,7 @@ from sbxd.service.peer import (
     judge_peer,
     read_peer_credentials,
 )
-from sbxd.service.session import Session, SessionContext
+from sbxd.service.session import REFUSAL_PAUSE_SECONDS, Session, SessionContext
 from sbxd.service.unix import UnixStream
 from sbxd.wire.connection import ServerConnection
 from sbxd.wire.legality import Role
@@ -151,13 +151,26 @@ class Service:
         session = Session(stream, door=door, peer=peer, context=self._context)
         try:
             refusal = await session.run()
+            if refusal is not None:
+                await self._record(door, refusal, credentials)
+            await self._hold_place(session, credentials, is_refused=refusal is not None)
         finally:
             self._connections[door] -= 1
             self._connections_of[door, credentials.uid] -= 1
             if not self._connections_of[door, credentials.uid]:
                 del self._connections_of[door, credentials.uid]
-        if refusal is not None:
-            await self._record(door, refusal, credentials)
+
+    async def _hold_place(
+        self, session: Session, credentials: PeerCredentials, *, is_refused: bool
+    ) -> None:
+        """Keep an ended connection's place taken for what it owes, so that a peer that connects
+        anew gets no more refusals than one that waits for them."""
+        seconds = session.owed_seconds
+        if is_refused and self._context.is_beyond(credentials.uid):
+            seconds += REFUSAL_PAUSE_SECONDS
+        if seconds:
+            with trio.move_on_after(seconds):
+                await self._context.shutdown.wait()
 
     async def _record(self, door: Door, refusal: PeerRefusal, credentials: PeerCredentials) -> None:
         event = PeerRefused(

@@ -9,6 +9,7 @@ This is the one place in sbxd with `except Exception`: to answer, to log, and to
 """
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import cast
 
@@ -30,6 +31,9 @@ from sbxd.wire.errors import RemoteProtocolError
 from sbxd.wire.legality import Role
 
 FAREWELL_SECONDS = 1.0
+# What each refusal beyond the rate costs its connection, one after the other.
+REFUSAL_PAUSE_SECONDS = 1.0
+_REFUSALS = (m.Rejected, m.Unavailable, m.WorkspaceEscaped)
 
 _TOO_LATE = m.Goodbye(code=m.GoodbyeCode.IDLE, reason="no greeting arrived in time")
 _IDLE = m.Goodbye(code=m.GoodbyeCode.IDLE, reason="no sign of life from the peer")
@@ -42,7 +46,8 @@ class SessionContext:
     """What the sessions of a daemon share.
 
     credential: the service's own, for auth_mode token. shutdown: set once no new request is to
-    be taken; the session then ends when its last request has been answered.
+    be taken; the session then ends when its last request has been answered. is_beyond: whether
+    refusals of a uid come so fast that each is to cost it time.
     """
 
     settings: Settings
@@ -54,6 +59,7 @@ class SessionContext:
     server_name: str
     mechanism: str
     rooms: Rooms = field(default_factory=Rooms)
+    is_beyond: Callable[[int], bool] = lambda _uid: False
 
 
 class Session:
@@ -82,6 +88,14 @@ class Session:
         self._ping_token = 0
         self._farewell: m.Goodbye | None = None
         self._refusal: PeerRefusal | None = None
+        self._refusal_turn = trio.Lock()
+        self._owed_pauses = 0
+
+    @property
+    def owed_seconds(self) -> float:
+        """For how long the connection's place is to stay taken after its end: the pauses that it
+        left without waiting for them."""
+        return self._owed_pauses * REFUSAL_PAUSE_SECONDS
 
     async def run(self) -> PeerRefusal | None:
         """Serve until the connection ends. Returns why the peer was refused, or None.
@@ -224,6 +238,8 @@ class Session:
         )
         if not room.take(size):
             refusal = await self._context.dispatch.refuse(self._peer, request, no_room())
+            if self._context.is_beyond(self._peer.uid):
+                await self._pay()
             await self._outgoing.send(refusal)
             return
         exchange = Exchange(request.request_id, self._connection, self._outgoing)
@@ -255,6 +271,8 @@ class Session:
                     self._peer.connection_id,
                 )
                 reply = _failed(request_id)
+        if isinstance(reply, _REFUSALS) and self._context.is_beyond(self._peer.uid):
+            await self._pay()
         await self._outgoing.wait_space()
         try:
             self._outgoing.queue(reply)
@@ -268,6 +286,15 @@ class Session:
         if not self._exchanges:
             self._idle.set()
             self._idle = trio.Event()
+
+    async def _pay(self) -> None:
+        """Let a refusal beyond the rate wait. Not within the request's scope: a peer that cancels
+        it waits all the same, and one that leaves owes it. Nobody waits at the shutdown."""
+        self._owed_pauses += 1
+        async with self._refusal_turn:
+            with trio.move_on_after(REFUSAL_PAUSE_SECONDS):
+                await self._context.shutdown.wait()
+        self._owed_pauses -= 1
 
     # --- time ---------------------------------------------------------------------------------
 

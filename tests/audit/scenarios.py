@@ -20,10 +20,12 @@ import trio
 from sbxctl.audit_record import AuditRecord
 from sbxd.audit import bridge_events as bridge
 from sbxd.audit import confinement
+from sbxd.audit import counted_events as counted
 from sbxd.audit import egress_events as egress
 from sbxd.audit import events as e
 from sbxd.audit import lease_events as leases
 from sbxd.audit import stream_events as stream
+from sbxd.audit.counting import RECORDED_MAX
 from sbxd.audit.losses import EnvironmentLost
 from sbxd.client.remote import connect
 from sbxd.port.environment import EnvironmentSpec
@@ -132,6 +134,7 @@ async def a_command_and_a_link_out_of_the_workspace() -> None:
         await one.run("ln", "-s", "/etc/hostname", "out")
         with suppress(WorkspaceEscape):
             await one.workspace.read("out")
+        await one.workspace.listdir("")
 
 
 async def a_request_for_nothing() -> None:
@@ -146,6 +149,14 @@ async def a_peer_that_speaks_another_protocol() -> None:
         with suppress(trio.BrokenResourceError), trio.fail_after(WITHIN_SECONDS):
             while await peer.receive_some(4096):
                 pass
+
+
+async def peers_are_refused_without_end() -> None:
+    """More than are recorded one by one; a daemon that stops leaves no count behind."""
+    for _ in range(RECORDED_MAX + 10):
+        await a_peer_that_speaks_another_protocol()
+    restart_forgiven(DAEMON)
+    await restored()
 
 
 async def a_budget_is_spent() -> None:
@@ -362,11 +373,14 @@ SCENARIOS = (
             e.CommandStarted,
             e.CommandFinished,
             e.PathDenied,
+            counted.WorkspaceUsed,
+            counted.WorkspaceUsesCounted,
             e.EnvironmentDestroyed,
         ),
     ),
     Scenario(a_request_for_nothing, (e.RequestRejected,)),
     Scenario(a_peer_that_speaks_another_protocol, (e.PeerRefused,)),
+    Scenario(peers_are_refused_without_end, (counted.RefusalsCounted,)),
     Scenario(a_budget_is_spent, (e.BudgetWasExhausted,)),
     Scenario(an_environment_lives_too_long, (e.EnvironmentExpired,)),
     Scenario(

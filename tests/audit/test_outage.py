@@ -41,7 +41,7 @@ def verified() -> dict[str, object]:
         timeout=120,
     )
     verdict: dict[str, object] = json.loads(done.stdout)
-    assert (done.returncode == 0) is verdict["sound"]
+    assert (done.returncode in (0, 251)) is verdict["sound"]
     return verdict
 
 

@@ -14,7 +14,8 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 import pytest
 from msgspec import Meta, Struct
 
-from sbxd.audit.encode import FIELD_PREFIX
+from sbxd.audit.bounds import BOUNDS
+from sbxd.audit.encode import CUT_FIELD, FIELD_PREFIX
 from sbxd.audit.events import AuditEvent
 from sbxd.audit.header import PREFIX, SCHEMA_VERSION, Header
 from sbxd.audit.vocabulary import EVENT_TYPES
@@ -78,14 +79,14 @@ def schema() -> str:
     about = subjects()
     rows = "".join(
         f"| [`{kind.__name__}`](#{kind.__name__.lower()}) | {kind.PRIORITY.name.lower()} "
-        f"| {about[kind.MESSAGE_ID]} |\n"
+        f"| {about[kind.MESSAGE_ID]} | `{BOUNDS[kind]}` |\n"
         for kind in EVENT_TYPES
     )
     return (
         f"Schema version {SCHEMA_VERSION}. Every record has these fields besides those of its "
         "event:\n\n"
-        + table(fields(Header, PREFIX))
-        + "\n| event | priority | what |\n|---|---|---|\n"
+        + table(iter([*fields(Header, PREFIX), (CUT_FIELD, "any number of: text; may be absent")]))
+        + "\n| event | priority | what | bound |\n|---|---|---|---|\n"
         + rows
         + "\n"
         + "\n".join(section(kind, about[kind.MESSAGE_ID]) for kind in EVENT_TYPES)

@@ -175,6 +175,7 @@ CASES: dict[str, Case] = {
     "DMN-20": Case("links, pipes and others' files in the image store, which the daemon writes"),
     "DMN-21": Case("hostile values in every field of every request to the launcher"),
     "DMN-22": Case("a blob of an image with a second name"),
+    "AUD-08": Case("values and lists so long that what matters is cut off unseen"),
     "LIF-01": Case("SIGKILL of the daemon or the launcher between intent, resource and commit"),
     "LIF-02": Case("a worker that is killed in a command"),
     "LIF-04": Case(
@@ -210,4 +211,11 @@ CASES: dict[str, Case] = {
     "DMN-01": Case("a descriptor in flight whose close sleeps, to the launcher"),
     "DMN-02": Case("the same from a daemon to a worker"),
     "DMN-03": Case("requests that make the launcher remember ever more"),
+    "PEER-20": Case("refusals without end, to fill the journal until earlier records are gone"),
+    "PEER-21": Case("refusals from more uids than are told apart"),
+    "PEER-22": Case(
+        "refused requests that are cancelled or left, and refused connections, at will"
+    ),
+    "DMN-10": Case("links, pipes and other files in the place of what root reads of the daemon"),
+    "DMN-11": Case("a folder that a group may write to, in which a service writes"),
 }

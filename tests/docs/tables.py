@@ -41,6 +41,7 @@ EXITS = {
     Exit.EGRESS_NOT_CONFORMING: "`egress test`: a probe failed, or proved nothing",
     Exit.ALERTING: "`status`: an alert stands",
     Exit.AUDIT_INCOMPLETE: "`audit verify`: a record is missing, out of turn or forged",
+    Exit.AUDIT_NOT_KEPT: "`audit verify`: none is missing, but older ones are not kept",
 }
 
 

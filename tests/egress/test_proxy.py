@@ -9,11 +9,14 @@ import pytest
 import trio
 from trio.testing import MockClock
 
+from sbxd.audit.egress_events import EgressFailed
 from sbxd.egress.decisions import Outcome, ProxyReason, RecordUnavailable, TunnelEnd
 from sbxd.egress.listening import ListenerUnusable
 from sbxd.egress.sockets import PeerMismatch
 from sbxd.policy.egress import EgressRefusal
 from sbxd.port.errors import BudgetExhausted
+from sbxd.port.ids import EnvironmentId, RunId, TenantId
+from sbxd.proxies import Origin, event_of
 from tests.egress.world import (
     CONNECT,
     HOST,
@@ -25,6 +28,14 @@ from tests.egress.world import (
     status_of,
     to_end,
     world,
+)
+
+ORIGIN = Origin(
+    environment_id=EnvironmentId("a" * 32),
+    tenant_id=TenantId("tenant"),
+    run_id=RunId("run"),
+    lease_epoch=1,
+    command_number=1,
 )
 
 
@@ -113,6 +124,7 @@ async def test_a_server_that_is_not_reached_is_a_502(
     problem: OSError, status: int, reason: ProxyReason
 ) -> None:
     async with open_world() as here:
+        here.answers = lambda _: (PUBLIC, OTHER_PUBLIC)
 
         async def fail(address: str, port: int) -> socket.socket:
             raise problem
@@ -121,6 +133,11 @@ async def test_a_server_that_is_not_reached_is_a_502(
         assert (await here.ask())[0] == status
         assert here.reasons == [reason]
         assert here.decisions[0].outcome is Outcome.FAILED
+        assert here.decisions[0].addresses == (PUBLIC, OTHER_PUBLIC)
+        assert here.decisions[0].address == here.dials[-1][0]
+        event = event_of(here.decisions[0], ORIGIN)
+        assert isinstance(event, EgressFailed)
+        assert (event.addresses, event.address) == ((PUBLIC, OTHER_PUBLIC), here.dials[-1][0])
 
 
 async def test_a_server_that_does_not_answer_is_a_504(mock_clock: MockClock) -> None:
@@ -143,6 +160,7 @@ async def test_a_server_that_does_not_answer_is_a_504(mock_clock: MockClock) -> 
         mock_clock.jump(11)
         await here.recorded(1)
         assert here.reasons == [ProxyReason.DIAL_TOO_LATE]
+        assert (here.decisions[0].address, here.decisions[0].addresses) == (PUBLIC, (PUBLIC,))
     assert found == [504]
 
 

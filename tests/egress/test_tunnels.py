@@ -302,6 +302,7 @@ async def test_with_the_sni_check_nothing_of_another_beginning_reaches_the_serve
         await here.recorded(3)
         assert here.reasons == [None, reason]
         assert here.decisions[1].outcome is Outcome.REFUSED
+        assert here.decisions[1].address == here.decisions[0].address
         (closed,) = here.closed
         assert (closed.end, closed.up_bytes) == (TunnelEnd.SNI_REFUSED, 0)
 

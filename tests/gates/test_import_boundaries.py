@@ -169,8 +169,8 @@ LAYERS = (
     Layer("sbxd.probes"),
     # The operator's side. doctor and image building may run programs.
     Layer("sbxctl",
-          (*PURE, "sbxd.audit.position", "sbxd.audit.vocabulary", "sbxd.client", "sbxd.oci",
-           "sbxd.probes"),
+          (*PURE, "sbxd.audit.position", "sbxd.audit.sink", "sbxd.audit.vocabulary", "sbxd.client",
+           "sbxd.oci", "sbxd.probes"),
           ("msgspec", "anyio", "trio", "click", "rich")),
     # The file is judged by the daemon's own functions.
     Layer("sbxctl.config", (*PURE, "sbxd.config", "sbxctl"), ("msgspec", "click")),

@@ -10,6 +10,7 @@ from sbxd.audit import egress_events as egress
 from sbxd.audit import events as e
 from sbxd.audit import lease_events as lease
 from sbxd.audit.bridge_events import BridgeClosed, BridgeRefused
+from sbxd.audit.counted_events import RefusalsCounted
 from sbxd.audit.events import AuditEvent
 from sbxd.audit.sink import AuditUnavailable, MemorySink
 from sbxd.audit.vocabulary import EVENT_TYPES
@@ -218,16 +219,34 @@ async def test_an_event_counts_once_and_only_when_it_was_recorded(
 ) -> None:
     inner = MemorySink()
     sink = CountedSink(inner, derived)
-    await sink.emit(rejected())
+    await sink.emit(destroyed())
     inner.fail()
     for _ in range(3):
         with pytest.raises(AuditUnavailable):
-            await sink.emit(rejected())
+            await sink.emit(destroyed())
     inner.recover()
-    await sink.emit(rejected())
-    assert len(inner.events) == derived.denials.total.total == 2
-    assert derived.records.value("RequestRejected") == 2
+    await sink.emit(destroyed())
+    assert len(inner.events) == derived.destroyed.total == 2
+    assert derived.records.value("EnvironmentDestroyed") == 2
     assert derived.unrecorded.total == 3
+
+
+async def test_a_refusal_that_was_not_recorded_is_counted_and_recorded_with_its_number(
+    derived: DerivedMetrics,
+) -> None:
+    inner = MemorySink()
+    sink = CountedSink(inner, derived)
+    inner.fail()
+    for _ in range(3):
+        await sink.emit(rejected())
+    assert not await sink.settle()
+    inner.recover()
+    assert await sink.settle()
+    (counted,) = inner.of(RefusalsCounted)
+    assert counted.total == derived.denials.total.total == 3
+    assert derived.records.value("RequestRejected") == 0
+    assert derived.unrecorded.total == 4
+    assert inner.events == [counted]
 
 
 def test_every_event_type_is_counted_as_a_record(derived: DerivedMetrics) -> None:

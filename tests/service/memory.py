@@ -197,6 +197,7 @@ async def memory_daemon(
             server_name="sbxd",
             mechanism="fake",
             rooms=rooms or Rooms(),
+            is_beyond=counted.is_beyond,
         )
         listeners = {door: MemoryListener() for door in Door}
         daemon: MemoryDaemon

@@ -5,13 +5,15 @@ import os
 import pty
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 
 from sbxctl.exits import Exit
+from sbxctl.journal import WHO_MAY
+from sbxctl.journal_kept import kept_item
 from sbxctl.when import parse
 from tests.service.fake_socket import Ran, sbxctl
 
@@ -336,3 +338,98 @@ def test_a_day_begins_at_this_hosts_midnight() -> None:
 )
 def test_what_is_no_time_is_none(words: str) -> None:
     assert parse(words, NOW) is None
+
+
+async def test_records_that_are_not_kept_any_more_are_251_and_no_whole_proof(
+    journal: Journal, tmp_path: Path
+) -> None:
+    journal.holds(*(record(number) for number in range(40, 46)))
+    ran = await verify(journal, "--state-directory", state(tmp_path, 45))
+    assert ran.code == Exit.AUDIT_NOT_KEPT
+    assert f"note: NOT_KEPT 1 to 39 of boot {BOOT}" in ran.stdout.decode()
+    assert b"sound:" not in ran.stdout
+    assert "sound as far as it is kept: 6 records" in ran.stderr
+    ran = await verify(journal, "--json", "--state-directory", str(tmp_path))
+    assert ran.code == 251
+    document = json.loads(ran.stdout)
+    assert (document["sound"], document["complete"]) == (True, False)
+    # With an older record there, everything since then is kept.
+    ran = await verify(journal, "--since", "1h", "--state-directory", str(tmp_path))
+    assert ran.code == 0
+    journal.holds(script='case "$*" in *--until=*) ;; *) cat "$(dirname "$0")/lines" ;; esac')
+    (tmp_path / "lines").write_text(json.dumps(record(40)) + "\n")
+    ran = await verify(journal, "--since", "1h", "--json", "--state-directory", str(tmp_path))
+    assert ran.code != 0
+    assert json.loads(ran.stdout)["complete"] is False
+
+
+# --- a daemon that was taken over owns the folder -------------------------------------------------
+
+
+def a_link(position: Path, secret: Path) -> None:
+    position.symlink_to(secret)
+
+
+def a_pipe(position: Path, secret: Path) -> None:
+    os.mkfifo(position)
+
+
+def a_second_name(position: Path, secret: Path) -> None:
+    os.link(secret, position)
+
+
+def a_folder(position: Path, secret: Path) -> None:
+    position.mkdir()
+
+
+def a_huge_file(position: Path, secret: Path) -> None:
+    position.touch()
+    os.truncate(position, 2**40)
+
+
+@pytest.mark.case("DMN-10")
+@pytest.mark.parametrize("plant", [a_link, a_pipe, a_second_name, a_folder, a_huge_file])
+async def test_nothing_but_the_services_own_file_is_read_as_its_position(
+    journal: Journal, tmp_path: Path, plant: Callable[[Path, Path], None]
+) -> None:
+    journal.holds(record(1))
+    directory = state(tmp_path, 1)
+    ran = await verify(journal, "--json", "--state-directory", directory)
+    assert json.loads(ran.stdout)["end"]["proven"]
+    secret = tmp_path / "secret"
+    secret.write_text(f"{BOOT} {1:020} {0:020}\n")
+    (tmp_path / "audit" / "position").unlink()
+    plant(tmp_path / "audit" / "position", secret)
+    ran = await verify(journal, "--json", "--state-directory", directory)
+    assert ran.code == 0
+    end = json.loads(ran.stdout)["end"]
+    assert not end["proven"]
+    assert "Traceback" not in ran.stderr
+
+
+@pytest.mark.case("DMN-10")
+async def test_a_folder_that_is_a_link_is_not_gone_into(journal: Journal, tmp_path: Path) -> None:
+    journal.holds(record(1))
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    state(elsewhere, 1)
+    (tmp_path / "audit").symlink_to(elsewhere / "audit")
+    ran = await verify(journal, "--json", "--state-directory", str(tmp_path))
+    assert not json.loads(ran.stdout)["end"]["proven"]
+
+
+# --- how far back it is kept ----------------------------------------------------------------------
+
+
+def test_doctor_says_how_far_back_the_records_are_kept(journal: Journal, tmp_path: Path) -> None:
+    journal.holds(record(1), record(2))
+    kept = kept_item(tmp_path)
+    assert (kept.state, kept.fix) == ("ok", "")
+    assert kept.detail == "the oldest record is of 2027-01-15 08:00 UTC; the journal is on disk"
+    lost_at_boot = kept_item(tmp_path / "absent")
+    assert lost_at_boot.state == "degraded"
+    assert "a reboot leaves none" in lost_at_boot.detail
+    assert lost_at_boot.fix.startswith(f"mkdir -p {tmp_path / 'absent'}")
+    journal.holds(script="echo no permission >&2; exit 1")
+    unknown = kept_item(tmp_path)
+    assert (unknown.state, unknown.fix) == ("degraded", WHO_MAY)
