@@ -243,7 +243,7 @@ def _archive(directory: int, members: Sequence[_Member]) -> Source:
 
 def _content(directory: int, member: _Member) -> Pieces:
     """Of the file that was measured. Raises ExecutionRejected when another is there now."""
-    changed = refused(f"{ascii(member.path)[1:-1][:200]} was changed while it was read: try again")
+    changed = refused("one of its files was changed while it was read: try again")
     try:
         file = _beneath(directory, member.path, _FILE)
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as problem:
