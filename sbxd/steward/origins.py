@@ -14,7 +14,8 @@ from sbxd.steward.digest import Budget, Digester
 from sbxd.steward.files import OPEN_PATH, open_beneath, refusal
 from sbxd.steward.frames import Origin, Status
 from sbxd.steward.history import History
-from sbxd.steward.tree import Clock, Interrupted, Node, ctime_of, record_of
+from sbxd.steward.nodes import Node, ctime_of
+from sbxd.steward.tree import Clock, Interrupted, record_of
 
 RECORDS_MAX = 100_000
 HASH_BYTES_MAX = 1024 * 1024 * 1024
@@ -71,7 +72,7 @@ class Origins:
             return Origin.UNKNOWN
         record = self._records.get(path)
         if record is None:
-            same = self._before.get(os.fsdecode(path)) == record_of(status, self._clock)
+            same = self._before.get(path) == record_of(status, self._clock)
             return Origin.UNKNOWN if same else Origin.SANDBOX_WRITTEN
         if self._holds(path, record, status, interrupted):
             return Origin.TOOL_WRITTEN
