@@ -52,7 +52,7 @@ class Bounds:
     a comparison (60 s).
     """
 
-    entries: int = 1_000_000
+    entries: int = 1 << 20
     tree_bytes: int = 56 * 1024 * 1024
     seconds: float = 20.0
     monotonic: Callable[[], float] = time.monotonic

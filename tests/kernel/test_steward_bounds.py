@@ -5,19 +5,24 @@ import subprocess
 import tempfile
 import tracemalloc
 from collections.abc import Callable, Iterator
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
 
+from sbxd.steward import origins as origins_module
 from sbxd.steward import tree as tree_module
 from sbxd.steward.changes import Collector, compare
+from sbxd.steward.digest import Digester
 from sbxd.steward.files import open_beneath
-from sbxd.steward.frames import PATH_BYTES_MAX
-from sbxd.steward.nodes import SPLIT_ENTRIES
+from sbxd.steward.frames import PATH_BYTES_MAX, Origin
+from sbxd.steward.history import History
+from sbxd.steward.nodes import EMPTY, SPLIT_ENTRIES
+from sbxd.steward.origins import Origins
 from sbxd.steward.tree import Bounds, Walk, Walker, kernel_clock
 from tests.kernel.steward_bench import paths, steward
 
-ENTRIES = 20_000
+ENTRIES = 8_000
 MIB = 1024 * 1024
 
 
@@ -109,6 +114,7 @@ def ticking() -> Callable[[], float]:
     return lambda: float(next(seconds))
 
 
+@pytest.mark.case("RES-21")
 @pytest.mark.parametrize(
     "bounds",
     [
@@ -132,6 +138,7 @@ async def test_each_bound_ends_in_a_truncated_result_and_in_no_false_change(
         assert await client.listdir(b".")
 
 
+@pytest.mark.case("FS-20")
 @pytest.mark.parametrize(("name", "depth", "opened_max"), [("x" * 255, 200, 16), ("d", 4000, 2048)])
 async def test_no_directory_is_opened_that_cannot_be_named(
     root: Path, name: str, depth: int, opened_max: int, monkeypatch: pytest.MonkeyPatch
@@ -173,3 +180,27 @@ def test_a_walk_that_found_no_room_recovers_with_the_next(root: Path) -> None:
     third = walk(root, bounds, second)
     assert third.complete
     assert walk(root, bounds, third).root is third.root
+
+
+def test_what_is_remembered_of_the_hosts_writes_is_bounded_in_bytes(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The oldest record goes first, and its file is then the sandbox's."""
+    monkeypatch.setattr(origins_module, "RECORDS_BYTES_MAX", 3000)
+    (root / "f").touch()
+    descriptor = os.open(root, os.O_RDONLY)
+    try:
+        clock, digester = kernel_clock(), Digester(descriptor)
+        history = History(Walker(descriptor, clock, set()), digester, clock, lambda _: None)
+        origins = Origins(descriptor, digester, clock, EMPTY, history)
+        for number in range(100):
+            name = b"n%03d" % number + b"x" * 96
+            os.close(os.open(name, os.O_CREAT | os.O_WRONLY, dir_fd=descriptor))
+            origins.enter(name, os.stat(name, dir_fd=descriptor), sha256().digest())
+        found = [
+            origins.origin(b"n%03d" % number + b"x" * 96, lambda: None) for number in range(100)
+        ]
+    finally:
+        os.close(descriptor)
+    assert found.count(Origin.TOOL_WRITTEN) == 6
+    assert set(found[-6:]) == {Origin.TOOL_WRITTEN}
