@@ -154,5 +154,6 @@ def not_started(problem: CommandNotStarted, argv: Sequence[str]) -> PortError:
         case StartFailure.RESOURCES:
             return ExecutionUnavailable(
                 UnavailableCode.SETUP_FAILED,
-                "the command could not be started within the environment's limits",
+                "the command could not be started within the environment's limits: "
+                f"{problem.detail}",
             )

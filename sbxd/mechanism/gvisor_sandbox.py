@@ -18,7 +18,7 @@ from dataclasses import replace
 
 import trio
 
-from sbxd.jail.frames import Which
+from sbxd.jail.frames import RunFailed, Which
 from sbxd.launcher.channel import close_all
 from sbxd.launcher.requests import (
     BOOTED_DESCRIPTORS,
@@ -48,7 +48,7 @@ from sbxd.mechanism.protocol import (
 )
 from sbxd.mechanism.refused_forks import RefusedForks
 from sbxd.mechanism.running import Streams
-from sbxd.mechanism.starting import run_frame, start_failure
+from sbxd.mechanism.starting import is_callers, run_frame, start_failure
 from sbxd.port.limits import ResourceLimits
 from sbxd.port.network import NetworkShape
 
@@ -194,9 +194,21 @@ class GvisorSandbox(NamespacesSandbox):
     async def start(self, command: CommandSpec) -> RunningCommand:
         """Know what the workspace is like and start one command.
 
+        A kernel that cannot execute a program for a reason that is not the caller's (its gofer has
+        no descriptor left, say) is replaced, and the command is given to the fresh one, once.
+
         Raises CommandNotStarted, SandboxLost, WorkspaceChanged, MechanismError. Cancellation:
         what was started is killed with its Sentry.
         """
+        running = await self._attempt(command)
+        if not isinstance(running, GvisorCommand):
+            running = await self._attempt(command)
+        if not isinstance(running, GvisorCommand):
+            raise start_failure(running)
+        return running
+
+    async def _attempt(self, command: CommandSpec) -> "GvisorCommand | RunFailed":
+        """As `start`; a failure that is not the caller's is returned, and its Sentry killed."""
         try:
             await self._snapshots.before_command()
             sentry = await self._next_sentry()
@@ -215,7 +227,11 @@ class GvisorSandbox(NamespacesSandbox):
             )
             running.streams.close_theirs()
             if failure is not None:
-                raise start_failure(failure)
+                if is_callers(failure):
+                    raise start_failure(failure)
+                sentry.kill()
+                sentry.init.lose()  # while the command is there, so that nothing else is lost
+                return failure
             started = True
             return running
         finally:

@@ -6,20 +6,29 @@ Only when a comparison was abandoned is the tree read again before a command.
 
 A file whose ctime is no proof yet when a command is about to run (see `tree`) is remembered by
 its digest as well; when there is too much of that, the command waits out the clock's two ticks.
+
+What the host writes meanwhile is kept beside the tree, and counts as if it had always been there.
 """
 
-import os
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from sbxd.steward.changes import Change, Collector, compare
 from sbxd.steward.digest import Budget, Digester
 from sbxd.steward.frames import Kind
-from sbxd.steward.tree import Clock, Interrupted, Node, Walker, ctime_of, mode_of, size_of
+from sbxd.steward.nodes import UNKNOWN, Node, ctime_of, mode_of, size_of
+from sbxd.steward.tree import Clock, Interrupted, Walk, Walker
 
 _HASHED_FILES_MAX = 256
 _HASHED_BYTES_MAX = 4 * 1024 * 1024
 _WAIT_NS_MAX = 1_000_000_000
+# How much of what the host writes is kept beside the tree.
+_WRITTEN_MAX = 10_000
+_WRITTEN_BYTES_MAX = 2 * 1024 * 1024
+# How long one comparison may take until what it has not read yet is told without a digest; the
+# daemon waits for 60 s.
+_CHANGES_SECONDS = 40.0
 
 
 @dataclass(frozen=True)
@@ -30,34 +39,50 @@ class Found:
     digest: bytes | None
 
 
+class _OutOfTime(Exception):
+    """The rest is told without."""
+
+
 class History:
     """The tree of one workspace, from command to command."""
 
     def __init__(
-        self, walker: Walker, digester: Digester, clock: Clock, wait: Callable[[int], None]
+        self,
+        walker: Walker,
+        digester: Digester,
+        clock: Clock,
+        wait: Callable[[int], None],
+        monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._walker = walker
         self._digester = digester
         self._clock = clock
         self._wait = wait
-        self._tree = Node()
-        self._complete = True
+        self._monotonic = monotonic
+        self._tree = Walk()
         self._current = True
+        self._stale = False  # the host wrote more than is kept
         self._commands = 0
-        self._racy: list[str] | None = []
         self._newest_ns = 0
-        self._remembered: dict[str, bytes | None] = {}
-        self._read(_never)
+        self._written: dict[bytes, bytes] = {}
+        self._written_bytes = 0
+        self._remembered: dict[bytes, bytes | None] = {}
+        self._take(self._walker.walk(self._tree, _never))
 
     @property
     def quiet_since(self) -> int | None:
         """How many commands there have been, when surely none is running."""
         return self._commands if self._current else None
 
+    @property
+    def root(self) -> Node:
+        """The tree as it was read last."""
+        return self._tree.root
+
     def snapshot(self) -> None:
         """Remember the tree as it is: a command is about to run."""
-        if not self._current:
-            self._read(_never)
+        if self._stale or not self._current:
+            self._take(self._walker.walk(self._tree, _never))
         self._remember_racy()
         self._current = False
         self._commands += 1
@@ -69,56 +94,76 @@ class History:
 
         When `interrupted` raises, the snapshot stays what it was.
         """
+        until = self._monotonic() + _CHANGES_SECONDS
+
+        def between() -> None:
+            interrupted()
+            if self._monotonic() > until:
+                raise _OutOfTime
+
         walk = self._walker.walk(self._tree, interrupted)
-        into = Collector(maximum)
-        compare(self._tree, walk.root, into)
-        self._compare_remembered(walk.root, into, interrupted)
+        into = Collector(maximum, self._written)
+        compare(self._tree.root, walk.root, into)
+        self._compare_written(walk.root, into)
+        truncated = not (walk.complete and self._tree.complete) or self._stale
+        try:
+            self._compare_remembered(walk.root, into, between)
+        except _OutOfTime:
+            truncated = True
         found = []
         for change in into.first():
             digest = None
-            if change.kind is not Kind.DELETED:
-                digest = self._digester.of(change.path, mode_of(change.record), budget, interrupted)
+            if change.kind is not Kind.DELETED and self._monotonic() <= until:
+                try:
+                    digest = self._digester.of(change.path, mode_of(change.record), budget, between)
+                except _OutOfTime:
+                    truncated = True
             found.append(Found(change, digest))
-        truncated = into.truncated or not (walk.complete and self._complete)
-        self._tree, self._complete = walk.root, walk.complete
-        self._racy, self._newest_ns = walk.racy, walk.newest_ns
-        self._remembered = {}
-        self._current = True
+        truncated = truncated or into.truncated or self._monotonic() > until
+        self._take(walk)
         return found, truncated
 
     def enter(self, path: bytes, record: bytes, digest: bytes | None) -> None:
         """The host put this there: for the commands it has always been there."""
-        name = os.fsdecode(path)
-        self._tree.put(name, record)
-        self._remembered.pop(name, None)
+        self._remembered.pop(path, None)
+        if path not in self._written:
+            self._written_bytes += len(path)
+        if len(self._written) >= _WRITTEN_MAX or self._written_bytes > _WRITTEN_BYTES_MAX:
+            self._stale = True
+            return
+        self._written[path] = record
         ctime = ctime_of(record)
         if ctime and ctime >= self._clock.now_ns() - self._clock.racy_ns:
             self._newest_ns = max(self._newest_ns, ctime)
-            if self._current and self._racy is not None:
-                self._racy.append(name)
-            elif not self._current:
-                self._remembered[name] = digest
+            if not self._current:
+                self._remembered[path] = digest
+            elif self._tree.racy is not None:
+                self._tree.racy.append(path)
 
-    def _read(self, interrupted: Interrupted) -> None:
-        walk = self._walker.walk(self._tree, interrupted)
-        self._tree, self._complete = walk.root, walk.complete
-        self._racy, self._newest_ns = walk.racy, walk.newest_ns
+    def _take(self, walk: Walk) -> None:
+        self._tree, self._newest_ns = walk, walk.newest_ns
+        self._current, self._stale = True, False
+        self._written, self._written_bytes = {}, 0
+        self._remembered = {}
+
+    def _known(self, path: bytes) -> bytes | None:
+        """What the next comparison starts from; UNKNOWN where that was not read."""
+        return self._written.get(path) or self._tree.root.get(path)
 
     def _remember_racy(self) -> None:
         self._remembered = {}
         age_ns = self._clock.now_ns() - self._newest_ns
-        if age_ns > self._clock.racy_ns or self._racy == []:
-            self._racy = []
+        if age_ns > self._clock.racy_ns or self._tree.racy == []:
+            self._tree.racy = []
             return
         young = []
         total = 0
-        for name in self._racy or ():
-            record = self._tree.get(name)
-            if record is not None:
-                young.append((name, record))
+        for path in self._tree.racy or ():
+            if record := self._known(path):
+                young.append((path, record))
                 total += size_of(record)
         affordable = (
-            self._racy is not None
+            self._tree.racy is not None
             and len(young) <= _HASHED_FILES_MAX
             and total <= _HASHED_BYTES_MAX
         )
@@ -126,18 +171,25 @@ class History:
         if not affordable and wait_ns <= _WAIT_NS_MAX:
             self._wait(wait_ns)
             return
-        for name, record in young:  # also when the clock was set back under us: no wait ends that
-            self._remembered[name] = self._digester.of(
-                os.fsencode(name), mode_of(record), Budget(size_of(record)), _never
+        for path, record in young:  # also when the clock was set back under us: no wait ends that
+            self._remembered[path] = self._digester.of(
+                path, mode_of(record), Budget(size_of(record)), _never
             )
 
-    def _compare_remembered(self, new: Node, into: Collector, interrupted: Interrupted) -> None:
-        for name, digest in self._remembered.items():
-            record = new.get(name)
-            if record is None or record != self._tree.get(name):
+    def _compare_written(self, new: Node, into: Collector) -> None:
+        for path, known in self._written.items():
+            record = new.get(path)
+            if record is None:
+                into.add(Change(path, Kind.DELETED, known))
+            elif record not in (UNKNOWN, known):
+                into.add(Change(path, Kind.MODIFIED, record))
+
+    def _compare_remembered(self, new: Node, into: Collector, between: Interrupted) -> None:
+        for path, digest in self._remembered.items():
+            record = new.get(path)
+            if not record or record != self._known(path):
                 continue  # the comparison of the trees has it
-            path = os.fsencode(name)
-            now = self._digester.of(path, mode_of(record), Budget(size_of(record)), interrupted)
+            now = self._digester.of(path, mode_of(record), Budget(size_of(record)), between)
             if now != digest:
                 into.add(Change(path, Kind.MODIFIED, record))
 

@@ -14,13 +14,16 @@ from sbxd.steward.digest import Budget, Digester
 from sbxd.steward.files import OPEN_PATH, open_beneath, refusal
 from sbxd.steward.frames import Origin, Status
 from sbxd.steward.history import History
-from sbxd.steward.tree import Clock, Interrupted, Node, ctime_of, record_of
+from sbxd.steward.nodes import Node, ctime_of
+from sbxd.steward.tree import Clock, Interrupted, record_of
 
 RECORDS_MAX = 100_000
+RECORDS_BYTES_MAX = 12 * 1024 * 1024
+_RECORD_BYTES = 400  # what one takes besides its path
 HASH_BYTES_MAX = 1024 * 1024 * 1024
 
 
-@dataclass
+@dataclass(slots=True)
 class _Record:
     """quiet_since: the number of commands there had been when the content was last known for sure,
     with none running; None where that cannot be said."""
@@ -44,12 +47,14 @@ class Origins:
         self._before = before
         self._history = history
         self._records: dict[bytes, _Record] = {}
+        self._bytes = 0
 
     def enter(self, path: bytes, status: os.stat_result, digest: bytes) -> None:
         """The host wrote this."""
-        self._records.pop(path, None)
-        if len(self._records) >= RECORDS_MAX:
-            del self._records[next(iter(self._records))]
+        self._forget(path)
+        self._bytes += _RECORD_BYTES + len(path)
+        while len(self._records) >= RECORDS_MAX or self._bytes > RECORDS_BYTES_MAX:
+            self._forget(next(iter(self._records)))
         ctime = ctime_of(record_of(status, self._clock))
         quiet_since = self._history.quiet_since
         self._records[path] = _Record(status.st_dev, status.st_ino, ctime, digest, quiet_since)
@@ -71,12 +76,16 @@ class Origins:
             return Origin.UNKNOWN
         record = self._records.get(path)
         if record is None:
-            same = self._before.get(os.fsdecode(path)) == record_of(status, self._clock)
+            same = self._before.get(path) == record_of(status, self._clock)
             return Origin.UNKNOWN if same else Origin.SANDBOX_WRITTEN
         if self._holds(path, record, status, interrupted):
             return Origin.TOOL_WRITTEN
-        del self._records[path]
+        self._forget(path)
         return Origin.SANDBOX_WRITTEN
+
+    def _forget(self, path: bytes) -> None:
+        if self._records.pop(path, None) is not None:
+            self._bytes -= _RECORD_BYTES + len(path)
 
     def _holds(
         self, path: bytes, record: _Record, status: os.stat_result, interrupted: Interrupted

@@ -28,8 +28,9 @@ from sbxd.steward.files import (
 )
 from sbxd.steward.frames import Data, End, Entry, FrameError, Kind, Opened, Status
 from sbxd.steward.history import Found, History
+from sbxd.steward.nodes import mode_of, size_of
 from sbxd.steward.origins import Origins
-from sbxd.steward.tree import Clock, Walker, kernel_clock, mode_of, record_of, size_of
+from sbxd.steward.tree import Bounds, Clock, Walker, kernel_clock, record_of
 from sbxd.steward.writing import OWNER, Writer
 
 WORKSPACE = "/workspace"
@@ -97,15 +98,22 @@ class Channel:
 class Steward:
     """One workspace and what is known of it."""
 
-    def __init__(self, channel: Channel, root_fd: int, clock: Clock, owner: int) -> None:
+    def __init__(
+        self,
+        channel: Channel,
+        root_fd: int,
+        clock: Clock,
+        owner: int,
+        bounds: Bounds | None = None,
+    ) -> None:
         self._channel = channel
         self._root_fd = root_fd
         self._clock = clock
         self._writer = Writer(root_fd, owner)
         self._digester = Digester(root_fd)
-        walker = Walker(root_fd, clock, self._writer.hidden)
-        before = walker.walk_anew()
+        walker = Walker(root_fd, clock, self._writer.hidden, bounds)
         self._history = History(walker, self._digester, clock, _wait)
+        before = self._history.root
         self._origins = Origins(root_fd, self._digester, clock, before, self._history)
 
     def answer(self, request: frames.Request) -> None:
@@ -255,19 +263,24 @@ def _wait(nanoseconds: int) -> None:
 
 
 def serve(
-    channel_fd: int, workspace_fd: int, clock: Clock | None = None, owner: int = OWNER
+    channel_fd: int,
+    workspace_fd: int,
+    clock: Clock | None = None,
+    owner: int = OWNER,
+    bounds: Bounds | None = None,
 ) -> int:
     """Answer until the channel ends: 0, or 1 when it carried something that is no request.
 
     workspace_fd is a directory; -1 opens /workspace. Neither descriptor is closed. owner is the
-    uid and gid of what is written. Raises OSError when the workspace cannot be read at all.
+    uid and gid of what is written; bounds, what one walk may use. Raises OSError when the
+    workspace cannot be read at all.
     """
     if workspace_fd < 0:
         flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
         workspace_fd = os.open(WORKSPACE, flags)
     assert stat.S_ISDIR(os.fstat(workspace_fd).st_mode)
     channel = Channel(channel_fd)
-    steward = Steward(channel, workspace_fd, clock or kernel_clock(), owner)
+    steward = Steward(channel, workspace_fd, clock or kernel_clock(), owner, bounds)
     try:
         while True:
             steward.answer(channel.receive())

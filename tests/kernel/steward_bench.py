@@ -15,7 +15,7 @@ import trio
 from sbxd.mechanism.steward_client import StewardClient
 from sbxd.port.command import FileChange
 from sbxd.steward.server import serve
-from sbxd.steward.tree import Clock
+from sbxd.steward.tree import Bounds, Clock
 
 
 class once:
@@ -52,7 +52,10 @@ def paths(entries: tuple[FileChange, ...]) -> list[tuple[str, str]]:
 
 @asynccontextmanager
 async def steward(
-    root: Path, clock: Clock | None = None, hash_bytes_max: int = 2**36
+    root: Path,
+    clock: Clock | None = None,
+    hash_bytes_max: int = 2**36,
+    bounds: Bounds | None = None,
 ) -> AsyncIterator[StewardClient]:
     """The client; the steward has ended when the block is left."""
     ours, theirs = socket.socketpair()
@@ -60,7 +63,7 @@ async def steward(
     codes: list[int] = []
 
     def run() -> None:
-        codes.append(serve(theirs.fileno(), directory, clock, os.geteuid()))
+        codes.append(serve(theirs.fileno(), directory, clock, os.geteuid(), bounds))
 
     thread = threading.Thread(target=run)
     thread.start()

@@ -286,3 +286,26 @@ async def test_what_a_command_leaves_in_tmp_is_there_for_the_next_and_for_no_oth
         await one.run("sh", "-c", "echo mine > /tmp/file")
         assert (await one.run("cat", "/tmp/file")).stdout == b"mine\n"
         assert (await two.run("cat", "/tmp/file")).exit_code == 1
+
+
+@pytest.mark.case("RES-20")
+async def test_a_guest_whose_files_are_all_open_is_replaced_and_the_next_command_runs() -> None:
+    """A chain of directories holds a descriptor of the gofer for each level."""
+    async with live() as environment:
+        source = """
+import os
+depth = 0
+try:
+    while depth < 12_000:
+        os.mkdir("d")
+        os.chdir("d")
+        depth += 1
+except OSError:
+    pass
+print(depth)
+"""
+        result = await environment.python(source, timeout_seconds=120)
+        assert result.exit_code == 0, result
+        assert int(result.stdout) > 1000, "the control: there is a chain"
+        for _ in range(2):
+            assert (await environment.run("true")).exit_code == 0
