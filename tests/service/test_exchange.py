@@ -8,7 +8,7 @@ import trio
 
 from sbxd.port.command import ChangeKind, FileChange
 from sbxd.service.exchange import CREDIT_BATCH_BYTES, Exchange
-from sbxd.service.outgoing import OUTGOING_BYTES_MAX, Outgoing, PeerStalled
+from sbxd.service.outgoing import Outgoing, PeerStalled
 from sbxd.wire import messages as m
 from sbxd.wire.connection import ClientConnection, Pause, ServerConnection
 from sbxd.wire.errors import LocalProtocolError
@@ -16,6 +16,8 @@ from sbxd.wire.legality import Role
 from tests.properties.test_wire_legality import HANDLE
 from tests.service.raw import HELLO, WELCOME, Stuck
 from tests.service.requests import command
+
+QUEUE_BYTES = 2 * 1024 * 1024  # more than all credit of one request
 
 
 @dataclass
@@ -50,7 +52,9 @@ def greeted() -> Pair:
     client.receive_data(server.send(WELCOME))
     client.next_event()
     stream = trio.testing.MemorySendStream()
-    return Pair(client, server, Outgoing(stream, server, stall_seconds=9), stream)
+    return Pair(
+        client, server, Outgoing(stream, server, stall_seconds=9, bytes_max=QUEUE_BYTES), stream
+    )
 
 
 def executing(stdin_bytes: int = 0, maximum_output_bytes: int = 8 * 2**20) -> tuple[Pair, Exchange]:
@@ -181,11 +185,7 @@ async def test_what_waits_to_be_written_is_bounded_for_any_number_of_senders(
         for exchange in exchanges:
             nursery.start_soon(exchange.send_output, m.OutputStream.STDOUT, b"x" * 2**20)
         await trio.testing.wait_all_tasks_blocked()
-        assert (
-            OUTGOING_BYTES_MAX
-            <= pair.outgoing.waiting_bytes
-            <= OUTGOING_BYTES_MAX + m.CHUNK_BYTES_MAX + 100
-        )
+        assert QUEUE_BYTES <= pair.outgoing.waiting_bytes <= QUEUE_BYTES + m.CHUNK_BYTES_MAX + 100
         nursery.cancel_scope.cancel()
 
 
