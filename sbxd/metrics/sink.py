@@ -116,11 +116,12 @@ class CountedSink:
             return True
         try:
             await self._record(event)
-        except BaseException as problem:
+        except AuditUnavailable:
             self._uses.put_back(event)
-            if not isinstance(problem, AuditUnavailable):
-                raise
             return False
+        except BaseException:
+            self._uses.put_back(event)
+            raise
         return True
 
     async def _record(self, event: AuditEvent) -> None:

@@ -104,7 +104,8 @@ INSIDE = "inside the environment: "
 DOCTOR = "doctor reads the host's kernel, and tells an operator where: "
 # (module, how the literal starts) -> why it may be there.
 LITERAL_EXCEPTIONS = {
-    ("sbxd.worker_cli.config", "/etc/sbxd/worker.toml"): "the worker tier's own configuration",
+    ("sbxd.client.operator_guard", "/etc/sbxd/worker.toml"): "the worker tier's own configuration",
+    ("sbxctl.journal_kept", "/var/log/journal"): "where journald keeps records over a restart",
     ("sbxd.jail.build", "/dev/null"): "init's own stdin, before it has a root of its own",
     ("sbxd.jail.mounts", "/dev/"): "the host's device nodes, cloned one by one into the new /dev",
     ("sbxd.jail.mounts", "/proc/self/fd"): INSIDE + "what /dev/fd points to",

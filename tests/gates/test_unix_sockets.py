@@ -35,6 +35,7 @@ ALLOWED: Mapping[str, str] = {
 PAIRS: Mapping[str, str] = {
     "sbxd.jail.handshake": "between a helper and what it starts; each wait has a deadline",
     "sbxd.launcher.helpers": "between the launcher and its helper, which is root",
+    "sbxd.launcher.unpacker": "to a process whose filter lets it send nothing but bytes",
     "sbxd.launcher.sentry": "made here, received from by the daemon (`sbxd.mechanism`)",
     "sbxd.launcher.prepare": "made here, received from by the daemon (`sbxd.mechanism`)",
     "sbxd.mechanism.guest_doors": "refuses descriptors",

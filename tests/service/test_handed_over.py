@@ -92,7 +92,7 @@ async def answers(
     path = folder / "worker"
     async with memory_daemon(SCRIPT, settings=settings, credential=CREDENTIAL) as daemon:
         service = Service(daemon.context, daemon.audit, LOG)
-        listener = await listen(path)
+        listener = listen(path)
         path.chmod(0o666)
         async with trio.open_nursery() as nursery:
             await nursery.start(service.serve, [DoorListener(Door.WORKER, listener)])
