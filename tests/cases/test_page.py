@@ -5,7 +5,8 @@ To write it anew: python -m tests.cases.test_page
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -49,8 +50,9 @@ def marks(tree: ast.Module) -> Iterator[tuple[str, str]]:
                         yield ast.literal_eval(argument), node.name
 
 
-def covered() -> dict[str, list[str]]:
-    """The tests of each case, as `file::function` below tests/."""
+@cache
+def covered() -> Mapping[str, list[str]]:
+    """The tests of each case, as `file::function` below tests/. Every file is read once."""
     found: dict[str, list[str]] = {}
     for path in sorted((REPOSITORY / "tests").rglob("test_*.py")):
         for case, test in marks(ast.parse(path.read_text("utf-8"))):
