@@ -106,7 +106,12 @@ async def test_running_work_goes_on_new_work_is_refused_and_nothing_is_missing()
         for each in records
         if each.fields.get("environment_id") == one.handle.environment_id
     ]
-    assert ours == ["CommandFinished", "EnvironmentDestroyed"]
+    assert ours == [
+        "WorkspaceUsed",
+        "CommandFinished",
+        "WorkspaceUsesCounted",
+        "EnvironmentDestroyed",
+    ]
     (recovered,) = [each for each in records if each.event == "AuditRecovered"]
     assert int(str(recovered.fields["refused"])) >= 4
     assert recovered.fields["unrecorded"] == "0"
