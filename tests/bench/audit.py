@@ -1,13 +1,12 @@
 """Audit events under load: `python3 -m tests.bench --audit 100000` as root in a lane.
 
-Callers ask for sandboxes that never were, each request a decision with an id of its own, while
-others run real commands. Two proofs are made afterwards that know nothing of each other: every id
-is in the journal exactly once and in its caller's order, and `sbxctl audit verify` finds the
-numbers whole. Meanwhile the journal limits the rate of every unit that does not forbid it, and a
+Callers run commands, each in a sandbox of its own, while others make and destroy sandboxes. A
+command has two records, its start and its end. Two proofs are made afterwards that know nothing of
+each other: every record is in the journal exactly once and in its caller's order, and `sbxctl audit
+verify` finds the numbers whole. Refusals are no load for this: beyond a rate they are counted. Meanwhile the journal limits the rate of every unit that does not forbid it, and a
 unit that does not loses records: so what is not lost was not spared by chance.
 """
 
-import contextlib
 import json
 import os
 import secrets
@@ -24,10 +23,7 @@ from msgspec import Struct
 
 from sbxctl import journal
 from sbxctl.journal import Query, number, text
-from sbxd.client.admin import connect_admin
-from sbxd.port.errors import ExecutionRejected
-from sbxd.port.ids import EnvironmentId
-from tests.bench.daemon import ADMIN_SOCKET, Daemon, check, command, worker
+from tests.bench.daemon import Daemon, check, command, worker
 from tests.bench.daemon import Profile as SlotProfile
 from tests.bench.samples import OperationFailed, percentile
 from tests.redteam.faults import main_pid
@@ -45,15 +41,20 @@ _CONTROL = (
     f"for n in range({CONTROL_RECORDS}):\n"
     "    s.send(b'MESSAGE=control\\nSBX_CONTROL=%s\\n' % MARK)\n"
 )
-_FIELDS = ("SBX_AUDIT_TIME", "SBX_ENVIRONMENT_ID", "SBX_EVENT", "__REALTIME_TIMESTAMP")
+_FIELDS = (
+    *("SBX_AUDIT_TIME", "SBX_COMMAND_NUMBER", "SBX_ENVIRONMENT_ID", "SBX_EVENT"),
+    "__REALTIME_TIMESTAMP",
+)
+_STEPS = {"CommandStarted": 0, "CommandFinished": 1}
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 
 class Audited(Struct, frozen=True, kw_only=True):
-    """asked: requests, each of them a decision. recorded: of them in the journal, once and in
-    their callers' order. others: records of real work meanwhile. lag: from the decision to the
-    journal's receipt. cpu: of the daemon and of the journal, per record. control_lost: records of
-    a unit whose rate is limited. sound: what `sbxctl audit verify` says."""
+    """asked: records that the callers' commands are to have. recorded: of them in the journal,
+    once and in their callers' order. others: records of other work meanwhile. lag: from the
+    decision to the journal's receipt. cpu: of the daemon and of the journal, per record.
+    control_lost: records of a unit whose rate is limited. sound: what `sbxctl audit verify` says.
+    """
 
     asked: int
     recorded: int
@@ -83,20 +84,20 @@ class Audited(Struct, frozen=True, kw_only=True):
 
 
 async def audited(daemon: Daemon, count: int) -> Audited:
-    """So many decisions under load, and the proofs. Raises OperationFailed, the port's errors."""
-    mark = secrets.token_hex(8)
+    """So many records under load (an even number), and the proofs. Raises OperationFailed, the
+    port's errors."""
     with rate_limited():
         control = _control(secrets.token_hex(8))
         began_at = time.time()
         pids = (main_pid(journal.UNIT), main_pid("systemd-journald.service"))
         cpu = [_cpu_seconds(pid) for pid in pids]
         begun = time.perf_counter()
-        commands = await _load(daemon, mark, count)
+        commands, callers = await _load(daemon, count // len(_STEPS))
         seconds = time.perf_counter() - begun
         journal.synchronize()
         cpu = [_cpu_seconds(pid) - before for pid, before in zip(pids, cpu, strict=True)]
         verified = _verify(datetime.fromtimestamp(began_at, UTC).isoformat())
-        read = _Read(mark)
+        read = _Read(callers)
         query = Query(matches=(journal.unit(),), since=f"@{int(began_at)}", only=_FIELDS)
         with closing(journal.records(query.argv())) as records:
             for record in records:
@@ -143,12 +144,12 @@ def render(found: Audited) -> list[str]:
 
 
 class _Read:
-    """What the journal has of the callers' ids."""
+    """What the journal has of the callers' commands, by their environments' ids."""
 
-    def __init__(self, mark: str) -> None:
-        self._mark = mark
+    def __init__(self, callers: frozenset[str]) -> None:
+        self._callers = callers
         self._last: dict[str, int] = {}
-        self.seen: set[str] = set()
+        self.seen: set[tuple[str, int]] = set()
         self.repeated = self.reordered = self.others = 0
         self.lags_ms: list[float] = []
 
@@ -158,30 +159,34 @@ class _Read:
         received, decided = number(record, "__REALTIME_TIMESTAMP"), number(record, "SBX_AUDIT_TIME")
         if received is not None and decided is not None:
             self.lags_ms.append((received - decided) / 1000)
-        name = text(record, "SBX_ENVIRONMENT_ID") or ""
-        if not name.startswith(self._mark):
+        caller = text(record, "SBX_ENVIRONMENT_ID") or ""
+        step = _STEPS.get(text(record, "SBX_EVENT") or "")
+        command_number = number(record, "SBX_COMMAND_NUMBER")
+        if caller not in self._callers or step is None or command_number is None:
             self.others += 1
             return
-        if name in self.seen:
+        turn = command_number * len(_STEPS) + step
+        if (caller, turn) in self.seen:
             self.repeated += 1
             return
-        self.seen.add(name)
-        caller, turn = name[16:18], int(name[18:], 16)
+        self.seen.add((caller, turn))
         self.reordered += turn <= self._last.get(caller, -1)
         self._last[caller] = turn
 
 
-async def _load(daemon: Daemon, mark: str, count: int) -> int:
-    """The requests, and commands for as long as they last; returns how many commands ran."""
+async def _load(daemon: Daemon, count: int) -> tuple[int, frozenset[str]]:
+    """So many commands of the callers, and others for as long as they last; returns how many
+    others ran, and the ids of the callers' environments."""
     commands = 0
+    callers_environments = set[str]()
 
     async def ask(caller: int) -> None:
-        async with connect_admin(ADMIN_SOCKET, client_name="bench") as admin:
-            for turn in range(caller, count, CALLERS):
-                name = EnvironmentId(f"{mark}{caller:02x}{turn:014x}")
-                with contextlib.suppress(ExecutionRejected):
-                    await admin.inspect(name)
-                    raise OperationFailed("a sandbox that never was")
+        async with worker() as remote:
+            handle = await remote.provision(daemon.specification(SlotProfile.RESERVE))
+            callers_environments.add(handle.environment_id)
+            for _ in range(caller, count, CALLERS):
+                check(await remote.execute(handle, command(("true",))))
+            await remote.destroy(handle)
 
     async def run() -> None:
         nonlocal commands
@@ -199,7 +204,7 @@ async def _load(daemon: Daemon, mark: str, count: int) -> int:
             for caller in range(CALLERS):
                 callers.start_soon(ask, caller)
         runners.cancel_scope.cancel()
-    return commands
+    return commands, frozenset(callers_environments)
 
 
 @contextmanager
