@@ -183,7 +183,7 @@ class Verbs:
             partial(
                 sentry.boot,
                 request,
-                sentry.Known(environment.request, environment.uid_base, environment.steward_pid),
+                sentry.Known(environment.request, environment.uid_base),
                 self._filters,
                 self._runsc,
             ),
@@ -238,7 +238,6 @@ class Verbs:
         report, descriptors = result
         environment.move(Trigger.PREPARED)
         environment.uid_base = report.uid_base
-        environment.steward_pid = report.steward_pid
         environment.volume_kind = reply.volume_kind
         pids = (report.init_pid, report.steward_pid)
         dead = [_has_ended(pidfd) for pidfd in descriptors[_PIDFDS]]
