@@ -9,7 +9,8 @@
  * or that comes in the wrong state, ends process 1 and with it the sandbox's kernel.
  *
  * Freestanding: no library, no allocation, no state but what is below. It is started from a
- * descriptor, so it needs nothing of the image, not even a directory to lie in.
+ * descriptor, so it needs nothing of the image, not even a directory to lie in. It is position
+ * independent and has a stack protector (hardening.h).
  *
  * The process of the next command is made ahead, while none runs: it has the workload's identity
  * and filter already, and waits for its streams. It shares this process's memory until its exec
@@ -158,6 +159,8 @@ __attribute__((noreturn)) static void leave(int status)
     for (;;)
         call(SYS_exit_group, status, 0, 0, 0, 0);
 }
+
+#include "hardening.h"
 
 static int report_fd; /* where the process of a command tells of a failure (command.h) */
 
@@ -626,7 +629,7 @@ static void receive(void)
 #include "command.h"
 
 /* `start`: where the kernel has put the number of arguments, and the arguments. */
-__attribute__((noreturn, used)) void begin(long *start)
+__attribute__((noreturn, noinline)) static void work(long *start)
 {
     if (start[0] > 0 && is_same((char *)start[1], "sbx-command"))
         be_a_command(start[0], (char **)(start + 1));
@@ -650,4 +653,10 @@ __attribute__((noreturn, used)) void begin(long *start)
         if (wait[0].revents)
             receive();
     }
+}
+
+__attribute__((noreturn, used, no_stack_protector)) void begin(long *start)
+{
+    harden(start);
+    work(start);
 }

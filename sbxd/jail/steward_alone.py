@@ -91,7 +91,7 @@ class Intermediate:
         try:
             self._stewards_gate.send(MAPPED)
         except BaseException:
-            self._end_steward()
+            self.end_steward()
             raise
 
     def finish_steward(self) -> None:
@@ -100,7 +100,7 @@ class Intermediate:
         try:
             self._stewards_gate.receive_done("steward")
         except BaseException:
-            self._end_steward()
+            self.end_steward()
             raise
 
     def _ask(self, what: bytes, *descriptors: int) -> tuple[bytes, int]:
@@ -110,7 +110,8 @@ class Intermediate:
             raise_failure(message, "intermediate")
         return message, received[0]
 
-    def _end_steward(self) -> None:
+    def end_steward(self) -> None:
+        """Kill it and reap it, if that is not done yet."""
         with suppress(ProcessLookupError):
             signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
         with suppress(ChildProcessError, TimeoutError):

@@ -42,7 +42,6 @@ class Environment:
         self.state = State.ABSENT
         self.request = request
         self.uid_base = 0
-        self.steward_pid = 0
         self.boot: Job | None = None
         self.volume_kind = ""
         self.party = 0

@@ -77,7 +77,8 @@ class Helper:
         return _decoder.decode(raw), descriptors
 
     def kill(self) -> None:
-        """Kill the helper and all children that it did not hand over."""
+        """Kill the helper and all children that it did not hand over. Only while it is not reaped:
+        then its number is its own (`Pool.ended`)."""
         with suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
         with suppress(ProcessLookupError):  # it may not have made its group yet

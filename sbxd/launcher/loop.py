@@ -229,11 +229,13 @@ class Launcher:
     def _reap(self) -> None:
         while True:
             try:
-                pid, status = os.waitpid(-1, os.WNOHANG)
+                ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
             except ChildProcessError:
                 return
-            if pid == 0:
+            if ended is None:
                 return
+            self._pool.ended(ended.si_pid)
+            pid, status = os.waitpid(ended.si_pid, 0)
             if pid in self._parting:
                 self._parting.discard(pid)
                 continue

@@ -108,6 +108,14 @@ class Pool:
         job.done(result)
         self._start()
 
+    def ended(self, pid: int) -> None:
+        """A child has ended and is not reaped yet: a helper is over now, while its number, by
+        which it and its group are killed, is nobody else's."""
+        for channel, job in self._running.items():
+            if job.helper is not None and job.helper.pid == pid:
+                self.readable(channel)
+                return
+
     def expire(self) -> None:
         """Kill the helpers that are over their deadline."""
         now = time.monotonic()

@@ -68,7 +68,6 @@ class Known(NamedTuple):
 
     prepared: Prepare
     uid_base: int
-    steward_pid: int
 
 
 class Ground(NamedTuple):
@@ -211,9 +210,10 @@ def boot(request: Boot, ground: Known, filters: Filters, program: Runsc | Unusab
             image = _image(prepared.image_digest, held)
             _map_image(image, ids)
         with steps.step("volume"):
-            workspace = mount_copies.copy_of_stewards(ground.steward_pid)
+            box = held.enter_context(cgroup.box_of(request.environment_id))
+            held.callback(os.close, steward := mount_copies.steward_of(box))
+            workspace = mount_copies.copy_of_stewards(steward)
             held.callback(os.close, workspace)
-        box = held.enter_context(cgroup.box_of(request.environment_id))
         seccomp = filters.of_profile(prepared.seccomp_profile)
         again = Ground(request.environment_id, ids, box, image, workspace, program_fd, seccomp)
         started = _start(again, request.number, request.limits, steps, held)

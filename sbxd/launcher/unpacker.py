@@ -13,11 +13,10 @@ short forms. It dies with the helper.
 
 import hashlib
 import os
-import signal
 import socket
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from functools import partial
 
 from sbxd.jail.plan import IdBlock
@@ -98,7 +97,7 @@ def confined(root: int, seccomp: bytes, serve: Serve) -> Iterator[tuple[socket.s
             held.enter_context(ours)
             with theirs:
                 intermediate.begin_steward(anchor.user_namespace, leaf, theirs.fileno())
-            held.callback(_end, intermediate.pid)
+            held.callback(intermediate.end_steward)
         intermediate.finish_steward()
         path = f"/{hostpaths.SLICE}/{name}"
         verify_process(intermediate.pid, ids, path, Process.STEWARD, lines)
@@ -112,12 +111,6 @@ def _scope(name: str, anchor: int) -> int:
         manager.wait_job(job, time.monotonic() + _SCOPE_SECONDS)
         manager.set_cpu_weight(name, _CPU_WEIGHT)  # commands come first
     return cgroup.open_directory(f"{hostpaths.slice_directory()}/{name}")
-
-
-def _end(pid: int) -> None:
-    with suppress(ChildProcessError):  # it is ours until it is reaped, so the pid is its own
-        os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
 
 
 def _feed(channel: socket.socket, blobs: int, image_digest: str) -> bytes:

@@ -21,6 +21,7 @@ from sbxd.launcher.kernel.runsc import NOT_INSTALLED, Runsc, Unusable
 from sbxd.launcher.legality import Illegal, ImageState, ImageTrigger, State, Trigger
 from sbxd.launcher.pool import Job, Lane, Pool, QueueFull, Result
 from sbxd.launcher.requests import (
+    BOOTED_DESCRIPTORS,
     PREPARED_DESCRIPTORS,
     Acknowledged,
     Assign,
@@ -183,7 +184,7 @@ class Verbs:
             partial(
                 sentry.boot,
                 request,
-                sentry.Known(environment.request, environment.uid_base, environment.steward_pid),
+                sentry.Known(environment.request, environment.uid_base),
                 self._filters,
                 self._runsc,
             ),
@@ -205,9 +206,12 @@ class Verbs:
                 self._submit_destroy(request.environment_id, environment)
             return
         report, descriptors = result
-        if isinstance(report.reply, Booted):
-            self._roles[report.init_pid] = (request.environment_id, "init", request.ticket)
+        is_booted = isinstance(report.reply, Booted)
+        dead = is_booted and _has_ended(descriptors[BOOTED_DESCRIPTORS.index("init_pidfd")])
         self._reply(report.reply, descriptors)
+        if is_booted:
+            role = (request.environment_id, "init", request.ticket)
+            self._give_role(report.init_pid, role, dead)
 
     def _prepare_ended(self, request: Prepare, environment: Environment, result: Result) -> None:
         job = self._preparing.pop(request.environment_id, None)
@@ -238,16 +242,19 @@ class Verbs:
         report, descriptors = result
         environment.move(Trigger.PREPARED)
         environment.uid_base = report.uid_base
-        environment.steward_pid = report.steward_pid
         environment.volume_kind = reply.volume_kind
         pids = (report.init_pid, report.steward_pid)
         dead = [_has_ended(pidfd) for pidfd in descriptors[_PIDFDS]]
         self._reply(reply, descriptors)
         for pid, process, ended in zip(pids, ("init", "steward"), dead, strict=True):
-            self._roles[pid] = (request.environment_id, process, request.ticket)
-            status = self._statuses.pop(pid, None)
-            if ended and status is not None:  # it was reaped before it had a role
-                self._died(pid, status)
+            self._give_role(pid, (request.environment_id, process, request.ticket), ended)
+
+    def _give_role(self, pid: int, role: tuple[str, str, int], has_ended: bool) -> None:
+        """has_ended: what its pidfd says; a status may be of one that had its number before."""
+        self._roles[pid] = role
+        status = self._statuses.pop(pid, None)
+        if has_ended and status is not None:  # it was reaped before it had a role
+            self._died(pid, status)
 
     def _destroy(self, request: Destroy) -> None:
         environment = self._begin_destroy(request.environment_id)

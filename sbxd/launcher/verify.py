@@ -13,6 +13,9 @@ its stubs and one gofer, each with no_new_privs and a seccomp filter, in namespa
 the gofer with the block's map, the Sentry with an id of the block that nothing else has, five empty
 capability sets and no other id in its map. What the guest's kernel does is not seen from outside.
 
+Every process is looked at by its number. Another that has got it meanwhile is of another cgroup,
+and fails; and the pidfd that the daemon gets was opened before, and says that its process ended.
+
 Not seen from outside, because the kernel shows it nowhere: Landlock's ruleset, and securebits.
 """
 

@@ -13,6 +13,7 @@ from sbxd.launcher.kernel import hostpaths, mounts, probe, static_program
 from sbxd.launcher.requests import ProbeItem
 
 MACHINE = platform.machine()
+ET_EXEC, ET_DYN = 2, 3
 
 
 @pytest.fixture
@@ -57,10 +58,13 @@ def test_a_program_that_is_not_there_is_named_with_what_to_do(places: list[Path]
 
 
 @pytest.mark.parametrize("place", range(3), ids=["package", "prefix", "tree"])
+@pytest.mark.parametrize("kind", [ET_EXEC, ET_DYN], ids=["at a fixed place", "at any"])
 def test_one_for_this_machine_is_fine_wherever_it_is_looked_for(
-    places: list[Path], place: int
+    places: list[Path], place: int, kind: int
 ) -> None:
-    (places[place] / "sbx-guest-init").write_bytes(program_for(MACHINE))
+    raw = bytearray(program_for(MACHINE))
+    raw[16] = kind
+    (places[place] / "sbx-guest-init").write_bytes(raw)
     found = item()
     assert (found.state, found.detail) == ("ok", f"sbx-guest-init for {MACHINE}")
 

@@ -14,6 +14,8 @@ from pathlib import Path
 import pytest
 
 from sbxd.jail import syscalls
+from sbxd.jail.steps import JailError
+from sbxd.jail.steward_alone import Intermediate
 from sbxd.launcher import unpacker
 from sbxd.launcher.kernel import hostpaths, images, uids
 from tests.kernel.image_layers import entry, put_image, seccomp, tar_of
@@ -240,3 +242,38 @@ def test_the_helper_reads_nothing_that_an_image_says(
     monkeypatch.setattr(tar, "_check_sum", header_elsewhere)
     unpacker.unpack(digest, seccomp())
     os.close(images.mount(digest))
+
+
+def test_a_process_that_failed_and_was_reaped_is_not_killed_by_its_number(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The number may be another's by then."""
+
+    def fail(made: Intermediate) -> None:
+        signal.pidfd_send_signal(made.pidfd, signal.SIGKILL)
+        os.waitid(os.P_PIDFD, made.pidfd, os.WEXITED)
+        raise JailError("work", errno.EIO, "it failed")
+
+    was_ours: list[bool] = []
+    plain = os.kill
+
+    def kill(pid: int, number: int) -> None:
+        try:
+            os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        except ChildProcessError:
+            was_ours.append(False)
+            return
+        was_ours.append(True)
+        plain(pid, number)
+
+    monkeypatch.setattr(Intermediate, "finish_steward", fail)
+    monkeypatch.setattr(os, "kill", kill)
+    os.chown(tmp_path, uids.IMAGE_BASE, uids.IMAGE_BASE)
+    directory = os.open(tmp_path, os.O_DIRECTORY)
+    with (
+        pytest.raises(JailError, match="it failed"),
+        unpacker.confined(directory, seccomp(), probe),
+    ):
+        raise AssertionError
+    os.close(directory)
+    assert was_ours == [True, True], "the anchor and the intermediate"

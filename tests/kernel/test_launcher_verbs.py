@@ -2,8 +2,11 @@
 
 import os
 import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 
+import msgspec
 import pytest
 
 from sbxd.launcher import destroy, helpers, prepare
@@ -13,6 +16,8 @@ from sbxd.launcher.pool import Job, Lane, Pool, Result
 from sbxd.launcher.requests import (
     Acknowledged,
     Assign,
+    Boot,
+    Booted,
     CgroupLimits,
     Destroy,
     Died,
@@ -23,6 +28,7 @@ from sbxd.launcher.requests import (
     ImageUnpack,
     Inventory,
     InventoryIs,
+    Kernel,
     LauncherReply,
     LauncherRequest,
     Leaf,
@@ -86,9 +92,11 @@ class Bench:
         self.replies.append(reply)
         self.descriptors += descriptors
 
-    def prepared(self, init_pid: int = 100, steward_pid: int = 101) -> None:
+    def prepared(
+        self, init_pid: int = 100, steward_pid: int = 101, kernel: Kernel = Kernel.HOST
+    ) -> None:
         """Prepare to the end. The descriptors are those of a process that lives: our own."""
-        self.verbs.dispatch(PREPARE)
+        self.verbs.dispatch(msgspec.structs.replace(PREPARE, kernel=kernel))
         descriptors = [os.pidfd_open(os.getpid()) for _ in range(4)]
         reply = Prepared(
             ticket=7,
@@ -101,6 +109,17 @@ class Bench:
         )
         report = Report(reply=reply, init_pid=init_pid, steward_pid=steward_pid, uid_base=1)
         self.pool.end((report, descriptors))
+
+    def booted(self, init_pid: int, pidfd: int) -> None:
+        """A fresh Sentry to the end, in an environment that is handed out."""
+        self.prepared(kernel=Kernel.SENTRY)
+        self.verbs.dispatch(
+            Assign(ticket=4, environment_id=ENVIRONMENT, limits=LIMITS, volume=VOLUME)
+        )
+        self.take()
+        self.verbs.dispatch(Boot(ticket=5, environment_id=ENVIRONMENT, number=2, limits=LIMITS))
+        reply = Booted(ticket=5, environment_id=ENVIRONMENT, number=2)
+        self.pool.end((Report(reply=reply, init_pid=init_pid), [os.dup(0), os.dup(pidfd)]))
 
     def take(self) -> list[LauncherReply]:
         taken, self.replies = self.replies, []
@@ -243,6 +262,45 @@ def test_the_death_of_init_is_told_once_with_the_ticket_of_its_preparation(bench
     bench.verbs.reaped(4711, 9)
     assert bench.take() == [
         Died(ticket=7, environment_id=ENVIRONMENT, process="init", wait_status=9)
+    ]
+
+
+@contextmanager
+def dead() -> Iterator[int]:
+    """The pidfd of a process that has ended."""
+    pid = os.fork()
+    if pid == 0:
+        os._exit(0)
+    pidfd = os.pidfd_open(pid)
+    os.waitpid(pid, 0)
+    try:
+        yield pidfd
+    finally:
+        os.close(pidfd)
+
+
+def test_a_sentry_that_was_reaped_before_it_had_a_role_is_told_of(bench: Bench) -> None:
+    """With the ticket of the boot, after its answer; and once."""
+    bench.verbs.reaped(4711, 9)
+    with dead() as pidfd:
+        bench.booted(4711, pidfd)
+    assert bench.take() == [
+        Booted(ticket=5, environment_id=ENVIRONMENT, number=2),
+        Died(ticket=5, environment_id=ENVIRONMENT, process="init", wait_status=9),
+    ]
+    bench.verbs.reaped(4711, 9)
+    assert bench.take() == []
+
+
+def test_a_sentry_that_lives_is_not_taken_for_one_that_had_its_number(bench: Bench) -> None:
+    bench.verbs.reaped(4711, 9)
+    living = os.pidfd_open(os.getpid())
+    bench.booted(4711, living)
+    os.close(living)
+    assert bench.take() == [Booted(ticket=5, environment_id=ENVIRONMENT, number=2)]
+    bench.verbs.reaped(4711, 6)
+    assert bench.take() == [
+        Died(ticket=5, environment_id=ENVIRONMENT, process="init", wait_status=6)
     ]
 
 

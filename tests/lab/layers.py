@@ -122,11 +122,7 @@ def package_parts(wanted: Path, builders: Path, guest: Path, place: Path, say: S
     sources = {
         "w": wanted,
         "b": builders,
-        "build.sh": guest / "build.sh",
-        "init.c": guest / "init.c",
-        "relay.h": guest / "relay.h",
-        "relay_filter.h": guest / "relay_filter.h",
-        "command.h": guest / "command.h",
+        **{path.name: path for path in sorted(guest.iterdir())},
     }
     modules = shlex.quote(str(place / "python"))
     # Without debugging information nothing of the folder that they are compiled in is left.

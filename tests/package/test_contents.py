@@ -133,25 +133,6 @@ def test_commands_see_no_module_of_the_system_or_of_a_user(packages: Packages) -
     assert outside == []
 
 
-def test_every_library_is_pinned_by_the_digest_of_its_file() -> None:
-    for name in ("requirements.txt", "build-requirements.txt"):
-        text = re.sub(r"\\\n\s*", "", (DEB / name).read_text())
-        lines = [line for line in text.splitlines() if not line.startswith("#")]
-        assert lines
-        for line in lines:
-            assert re.fullmatch(r"[a-z0-9-]+==[0-9a-z.]+ --hash=sha256:[0-9a-f]{64}", line), line
-
-
-def test_every_dependency_of_the_project_is_pinned() -> None:
-    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
-    wanted = [*project["dependencies"]]
-    for extra in ("daemon", "cli", "artifacts", "postgres"):
-        wanted += project["optional-dependencies"][extra]
-    names = {re.split(r"[<>=\[]", each)[0] for each in wanted}
-    pinned = set(re.findall(r"^([a-z0-9-]+)==", (DEB / "requirements.txt").read_text(), re.M))
-    assert names <= pinned
-
-
 def test_only_configuration_is_a_configuration_file(packages: Packages) -> None:
     listed = (packages.tree / "DEBIAN/conffiles").read_text().split()
     assert "/etc/sbxd/config.toml" in listed

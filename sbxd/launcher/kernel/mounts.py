@@ -98,7 +98,8 @@ class Holder(NamedTuple):
     user_namespace: int
 
     def end(self) -> None:
-        """Kill the process and reap it; the namespace lives on by its descriptor."""
+        """Kill the process, whose number is its own until it is reaped here; the namespace lives
+        on by its descriptor."""
         os.kill(self.pid, signal.SIGKILL)
         os.waitpid(self.pid, 0)
 

@@ -217,7 +217,7 @@ def boot(what: Boot) -> tuple[int, int, socket.socket]:
             _tell(root)
             raise OSError(errno.EIO, f"runsc ended with status {status}")
         with open("pid", encoding="ascii", opener=_below(root)) as file:
-            sentry = int(file.read())
+            sentry = int(file.read())  # `verify_sentry` finds it in the leaf, with the pidfd open
         return sentry, os.pidfd_open(sentry), forks.dup()
 
 
