@@ -3,8 +3,9 @@
 Callers run commands, each in a sandbox of its own, while others make and destroy sandboxes. A
 command has two records, its start and its end. Two proofs are made afterwards that know nothing of
 each other: every record is in the journal exactly once and in its caller's order, and `sbxctl audit
-verify` finds the numbers whole. Refusals are no load for this: beyond a rate they are counted. Meanwhile the journal limits the rate of every unit that does not forbid it, and a
-unit that does not loses records: so what is not lost was not spared by chance.
+verify` finds the numbers whole. Refusals are no load for this: beyond a rate they are counted.
+Meanwhile the journal limits the rate of every unit that does not forbid it, and a unit that does
+not loses records: so what is not lost was not spared by chance.
 """
 
 import json

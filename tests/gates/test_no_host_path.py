@@ -72,10 +72,9 @@ ERRORS = frozenset(
     {
         "ArtifactIntegrityError", "ArtifactRejected", "ArtifactUnavailable",
         "BudgetExhausted", "CommandNotStarted", "EscapeSuspected", "ExecutionRejected",
-        "ExecutionUnavailable", "ServiceShuttingDown",
-        "Failed", "MechanismError", "Rejected", "RunBudgetTooLow", "RunFailed",
-        "SandboxEscapeSuspected", "SandboxLost", "StaleLease", "Unavailable", "WorkspaceError",
-        "WorkspaceEscape", "WorkspaceEscaped", "WorkspaceFailed",
+        "ExecutionUnavailable", "ServiceShuttingDown", "Failed", "MechanismError", "Rejected",
+        "RunBudgetTooLow", "RunFailed", "SandboxEscapeSuspected", "SandboxLost", "StaleLease",
+        "Unavailable", "WorkspaceError", "WorkspaceEscape", "WorkspaceEscaped", "WorkspaceFailed",
     }
 )  # fmt: skip
 # Of an OSError, what holds no path.
@@ -105,7 +104,7 @@ DOCTOR = "doctor reads the host's kernel, and tells an operator where: "
 # (module, how the literal starts) -> why it may be there.
 LITERAL_EXCEPTIONS = {
     ("sbxd.client.operator_guard", "/etc/sbxd/worker.toml"): "the worker tier's own configuration",
-    ("sbxctl.journal_kept", "/var/log/journal"): "where journald keeps records over a restart",
+    ("sbxctl.journal_kept", "/var/log/journal"): "where journald keeps records on disk",
     ("sbxd.jail.build", "/dev/null"): "init's own stdin, before it has a root of its own",
     ("sbxd.jail.mounts", "/dev/"): "the host's device nodes, cloned one by one into the new /dev",
     ("sbxd.jail.mounts", "/proc/self/fd"): INSIDE + "what /dev/fd points to",
