@@ -353,6 +353,7 @@ async def _serve(
         shutdown=trio.Event(),
         server_name=f"sbxd/{version}",
         mechanism=assembled.mechanism_name,
+        count=audit.count,
         is_beyond=audit.is_beyond,
     )
     service = Service(context, audit, log)

@@ -10,12 +10,14 @@ Works under asyncio and trio. Source: decision 0180; held by `tests/gates/test_u
 import errno
 import os
 import socket
+import struct
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any
 
 import anyio
 import anyio.lowlevel
+import anyio.to_thread
 from anyio.abc import ByteStream, SocketAttribute, TaskGroup
 
 from sbxd import rights
@@ -23,6 +25,7 @@ from sbxd.closing import Closers
 
 BACKLOG = 128
 RETRY_SECONDS = 0.02
+LINE_SECONDS = 0.25  # a cancelled `connect` takes at most this long to end
 # accept(2): the host is short of something that other connections will give back.
 ACCEPT_SHORTAGES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS})
 _AGAIN = frozenset({errno.ECONNABORTED, errno.EPROTO})
@@ -129,16 +132,29 @@ async def connect(path: str) -> UnixStream:
     try:
         is_refusing = rights.refuse(end)  # before anybody can send
         end.setblocking(False)
-        while True:
-            try:
-                end.connect(path)
-                break
-            except BlockingIOError:  # as many wait there as the listener allows
-                await anyio.sleep(RETRY_SECONDS)
+        try:
+            end.connect(path)
+        except BlockingIOError:  # as many wait there as the listener allows
+            while not await anyio.to_thread.run_sync(_stood_in_line, end, path):
+                pass
     except BaseException:
         end.close()
         raise
     return UnixStream(end, is_refusing=is_refusing)
+
+
+def _stood_in_line(end: socket.socket, path: str) -> bool:
+    """Connect, first come first served among those who wait; False after LINE_SECONDS. Whoever
+    looks again and again instead finds each place taken by one who waits."""
+    seconds, microseconds = divmod(round(LINE_SECONDS * 1e6), 10**6)
+    limit = struct.pack("@ll", seconds, microseconds)
+    end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
+    end.setblocking(True)
+    try:
+        end.connect(path)
+    except BlockingIOError:
+        return False
+    return True
 
 
 class UnixListener:

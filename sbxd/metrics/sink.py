@@ -47,6 +47,11 @@ class CountedSink:
         """As `AuditSink.admit`."""
         self._inner.admit()
 
+    def count(self, event: Refusal) -> None:
+        """Count a refusal that is not recorded by itself; never waits."""
+        self._refusals.count(event, trio.current_time())
+        self.derived.observe_counted(event)
+
     def is_beyond(self, uid: int) -> bool:
         """Whether refusals of this uid come so fast that each is to cost it time."""
         return self._refusals.is_beyond(uid, trio.current_time())
@@ -84,8 +89,7 @@ class CountedSink:
                 pass
             else:
                 return
-        self._refusals.count(event, trio.current_time())
-        self.derived.observe_counted(event)
+        self.count(event)
 
     async def _used(self, event: WorkspaceUsed) -> None:
         if self._uses.take(event):

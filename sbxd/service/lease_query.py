@@ -55,7 +55,7 @@ class RemoteLeaseAuthority:
 
     async def _ask(self, environment_ids: Sequence[EnvironmentId]) -> list[LeaseStanding]:
         async with await connect(self.socket_path, self.closers) as stream:
-            peer = read_peer_credentials(stream.socket)
+            peer = read_peer_credentials(stream.end)
             if peer.uid != 0 and peer.uid not in self.owner_uids:
                 raise AuthorityUnanswered(f"uid {peer.uid} listens there, which is none of its own")
             exchange = _Exchange(stream)

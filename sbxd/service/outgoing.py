@@ -31,11 +31,11 @@ def send_now_on(stream: trio.abc.Stream) -> SendNow:
 
     if not isinstance(stream, UnixStream):
         return lambda frame: 0
-    socket = stream.socket
+    end = stream.end
 
     def send_now(frame: bytes) -> int:
         try:
-            return os.write(socket.fileno(), frame)
+            return os.write(end.fileno(), frame)
         except OSError:
             return 0
 

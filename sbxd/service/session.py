@@ -15,7 +15,7 @@ from typing import cast
 
 import trio
 
-from sbxd.audit.events import Door, PeerRefusal
+from sbxd.audit.events import Door, PeerRefusal, PeerRefused
 from sbxd.lifecycle.environments import Environments, Peer
 from sbxd.port.errors import UnavailableCode
 from sbxd.service.dispatch import Dispatch
@@ -46,8 +46,9 @@ class SessionContext:
     """What the sessions of a daemon share.
 
     credential: the service's own, for auth_mode token. shutdown: set once no new request is to
-    be taken; the session then ends when its last request has been answered. is_beyond: whether
-    refusals of a uid come so fast that each is to cost it time.
+    be taken; the session then ends when its last request has been answered. count: counts a
+    refused peer that is not recorded by itself, without waiting. is_beyond: whether refusals of a
+    uid come so fast that each is to cost it time.
     """
 
     settings: Settings
@@ -58,6 +59,7 @@ class SessionContext:
     shutdown: trio.Event
     server_name: str
     mechanism: str
+    count: Callable[[PeerRefused], None]
     rooms: Rooms = field(default_factory=Rooms)
     is_beyond: Callable[[int], bool] = lambda _uid: False
 
@@ -90,6 +92,7 @@ class Session:
         self._refusal: PeerRefusal | None = None
         self._refusal_turn = trio.Lock()
         self._owed_pauses = 0
+        self.is_greeted = False
 
     @property
     def owed_seconds(self) -> float:
@@ -171,6 +174,7 @@ class Session:
                     mechanism=self._context.mechanism,
                 )
             )
+            self.is_greeted = True
             return True
         self._refusal, self._farewell = PeerRefusal.HELLO_TOO_LATE, _TOO_LATE
         return False

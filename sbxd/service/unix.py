@@ -5,13 +5,17 @@ kernel has SO_PASSRIGHTS the sender is refused; elsewhere, and for who connected
 was started, each receive looks first, and an end in which a descriptor waits is closed by a thread.
 
 Invariants: the event loop never drops a descriptor of a peer; a peer that sends one has its
-connection ended. While too many ends wait for their close, nothing is accepted.
+connection ended. While too many ends wait for their close, nothing is accepted. What is turned away
+costs a few system calls: no task, no wait.
 
 Source: decision 0180; held for every socket by `tests/gates/test_unix_sockets.py`.
 """
 
 import errno
 import socket
+from abc import abstractmethod
+from contextlib import suppress
+from functools import cached_property
 
 import trio
 
@@ -28,16 +32,35 @@ class DescriptorsSent(trio.BrokenResourceError):
     """The peer sent descriptors: its connection is to be ended."""
 
 
-class UnixStream(trio.abc.HalfCloseableStream):
+class PeerStream(trio.abc.Stream):
+    """A connection that can be ended without waiting."""
+
+    @abstractmethod
+    def turn_away(self, farewell: bytes) -> None:
+        """Close, having sent what the buffer takes of `farewell`; never waits."""
+
+
+class PeerListener(trio.abc.Listener[PeerStream]):
+    """A listener whose queue can be emptied without waiting."""
+
+    @abstractmethod
+    def accept_nowait(self) -> PeerStream | None:
+        """The next connection that waits; None without one. Raises OSError when the host is short
+        of something."""
+
+
+class UnixStream(trio.abc.HalfCloseableStream, PeerStream):
     """A connected Unix stream socket. Made by `accept` and `connect`."""
 
     def __init__(self, end: socket.socket, closers: Closers, *, is_refusing: bool) -> None:
         end.setblocking(False)
-        self.socket = trio.socket.from_stdlib_socket(end)
-        self._end = end
+        self.end = end
         self._closers = closers
         self._is_refusing = is_refusing
-        self._stream = trio.SocketStream(self.socket)
+
+    @cached_property
+    def _stream(self) -> trio.SocketStream:
+        return trio.SocketStream(trio.socket.from_stdlib_socket(self.end))
 
     async def receive_some(self, max_bytes: int | None = None) -> bytes:
         """As any stream. Raises DescriptorsSent."""
@@ -45,12 +68,12 @@ class UnixStream(trio.abc.HalfCloseableStream):
             return bytes(await self._stream.receive_some(max_bytes))
         await trio.lowlevel.checkpoint()
         while True:
-            if self._end.fileno() < 0:
+            if self.end.fileno() < 0:
                 raise trio.ClosedResourceError
             try:
-                return rights.receive(self._end, max_bytes or RECEIVE_BYTES)
+                return rights.receive(self.end, max_bytes or RECEIVE_BYTES)
             except BlockingIOError:
-                await trio.lowlevel.wait_readable(self._end)
+                await trio.lowlevel.wait_readable(self.end)
             except rights.DescriptorsSent as problem:
                 raise DescriptorsSent(problem.strerror) from None
             except OSError as problem:
@@ -70,13 +93,20 @@ class UnixStream(trio.abc.HalfCloseableStream):
 
     async def aclose(self) -> None:
         """As any stream; the kernel's part may end later, in a thread."""
-        if self._end.fileno() >= 0:
-            trio.lowlevel.notify_closing(self._end)
-            self._closers.close(self._end, is_refusing=self._is_refusing)
+        if self.end.fileno() >= 0:
+            trio.lowlevel.notify_closing(self.end)
+            self._closers.close(self.end, is_refusing=self._is_refusing)
         await trio.lowlevel.checkpoint()
 
+    def turn_away(self, farewell: bytes) -> None:
+        """As PeerStream. Before anything waits on the stream: a fresh socket's buffer takes the few
+        bytes at once."""
+        with suppress(OSError):
+            self.end.send(farewell, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+        self._closers.close(self.end, is_refusing=self._is_refusing)
 
-class UnixListener(trio.abc.Listener[UnixStream]):
+
+class UnixListener(PeerListener):
     """A listening Unix stream socket, which it owns. `closers`: those of its connections."""
 
     def __init__(self, listening: socket.socket, closers: Closers) -> None:
@@ -92,15 +122,23 @@ class UnixListener(trio.abc.Listener[UnixStream]):
                 raise trio.ClosedResourceError
             await trio.lowlevel.wait_readable(self._listening)
             await _wait_room(self.closers)
+            stream = self.accept_nowait()
+            if stream is not None:
+                return stream
+
+    def accept_nowait(self) -> UnixStream | None:
+        """As PeerListener. None too while too many ends wait for their close."""
+        while self._listening.fileno() >= 0 and self.closers.has_room:
             try:
                 end, _ = self._listening.accept()
             except BlockingIOError:
-                continue
+                return None
             except OSError as problem:
                 if problem.errno in _AGAIN:
                     continue
                 raise
             return UnixStream(end, self.closers, is_refusing=rights.admit(end))
+        return None
 
     async def aclose(self) -> None:
         """Accept nothing more. Who still waits in it may hold descriptors, where the kernel does

@@ -3,7 +3,7 @@
 import logging
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 
 import anyio
@@ -31,6 +31,7 @@ from sbxd.service.listener import DoorListener, Service
 from sbxd.service.peer import PeerCredentials
 from sbxd.service.room import Rooms
 from sbxd.service.session import SessionContext
+from sbxd.service.unix import PeerListener, PeerStream
 from sbxd.settings import Settings
 from sbxd.wire.descriptions import ImageInfo
 from sbxd.wire.legality import Role
@@ -69,7 +70,35 @@ class AnyioStream(ByteStream):
         await self._stream.aclose()
 
 
-class MemoryListener(trio.abc.Listener[trio.abc.Stream]):
+class Accepted(PeerStream):
+    """Any stream as one that was accepted."""
+
+    def __init__(self, stream: trio.abc.Stream) -> None:
+        self.stream = stream
+
+    async def receive_some(self, max_bytes: int | None = None) -> bytes:
+        return bytes(await self.stream.receive_some(max_bytes))
+
+    async def send_all(self, data: bytes | bytearray | memoryview) -> None:
+        await self.stream.send_all(data)
+
+    async def wait_send_all_might_not_block(self) -> None:
+        await self.stream.wait_send_all_might_not_block()
+
+    async def aclose(self) -> None:
+        await self.stream.aclose()
+
+    def turn_away(self, farewell: bytes) -> None:
+        """What a socket does at once, by a task of the test's own."""
+        trio.lowlevel.spawn_system_task(self._say_and_close, farewell)
+
+    async def _say_and_close(self, farewell: bytes) -> None:
+        async with self.stream:
+            with suppress(trio.BrokenResourceError):
+                await self.stream.send_all(farewell)
+
+
+class MemoryListener(PeerListener):
     """Hands out the server's ends of memory streams."""
 
     def __init__(self) -> None:
@@ -86,8 +115,14 @@ class MemoryListener(trio.abc.Listener[trio.abc.Stream]):
         """A new connection whose server's end this is."""
         await self._send.send(stream)
 
-    async def accept(self) -> trio.abc.Stream:
-        return await self._receive.receive()
+    async def accept(self) -> PeerStream:
+        return Accepted(await self._receive.receive())
+
+    def accept_nowait(self) -> PeerStream | None:
+        try:
+            return Accepted(self._receive.receive_nowait())
+        except trio.WouldBlock:
+            return None
 
     async def aclose(self) -> None:
         self.closed = True
@@ -197,6 +232,7 @@ async def memory_daemon(
             server_name="sbxd",
             mechanism="fake",
             rooms=rooms or Rooms(),
+            count=counted.count,
             is_beyond=counted.is_beyond,
         )
         listeners = {door: MemoryListener() for door in Door}

@@ -12,6 +12,7 @@ from sbxd.audit.events import Door, PeerRefusal, PeerRefused
 from sbxd.fake.engine import FAKE_SETTINGS
 from sbxd.service.listener import DoorListener, Service
 from sbxd.service.peer import NOT_AUTHORIZED, PeerCredentials
+from sbxd.service.unix import PeerStream
 from sbxd.settings import AuthMode, ServiceSettings, Settings
 from sbxd.wire import messages as m
 from sbxd.wire.connection import ServerConnection
@@ -122,7 +123,7 @@ async def test_every_failed_authentication_reads_the_same_on_the_wire(
 
 @pytest.mark.case("API-06")
 async def test_a_uid_cannot_take_all_places_and_gets_one_back(autojump_clock: MockClock) -> None:
-    settings = with_service(connections_per_peer_max=2, connections_max=3)
+    settings = with_service(connections_per_peer_max=2, connections_max=4)
     async with memory_daemon(SCRIPT, settings=settings) as daemon:
         daemon.peer = WORKER
         held = [await greeted_client(await daemon.connect()) for _ in range(2)]
@@ -155,7 +156,7 @@ class FailingListener(MemoryListener):
         super().__init__()
         self.numbers = list(numbers)
 
-    async def accept(self) -> trio.abc.Stream:
+    async def accept(self) -> PeerStream:
         if self.numbers:
             raise OSError(self.numbers.pop(0), "no")
         return await super().accept()
