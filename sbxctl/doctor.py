@@ -10,6 +10,7 @@ import os
 import stat
 import subprocess
 import sys
+from datetime import UTC, datetime
 from pathlib import Path
 
 import click
@@ -19,6 +20,7 @@ from sbxctl.config import problems_of
 from sbxctl.exits import Exit
 from sbxctl.journal_kept import kept_item
 from sbxctl.report import print_json, show_posture
+from sbxctl.runsc_age import judged
 from sbxd.client.admin import connect_admin
 from sbxd.port.errors import ExecutionRejected, ExecutionUnavailable
 from sbxd.settings import CONFIGURATION_FILE
@@ -42,7 +44,9 @@ def doctor(socket: str, as_json: bool) -> None:
 
     Exit code 0 when nothing is missing, 246 when something is.
     """
-    items = (*trio.run(_from_daemon, socket), kept_item())
+    today = datetime.now(UTC).date()
+    found = (*trio.run(_from_daemon, socket), kept_item())
+    items = [judged(item, today) for item in found]
     if as_json:
         print_json(items)
     else:

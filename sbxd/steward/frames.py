@@ -158,8 +158,9 @@ class Abandon:
 @dataclass(frozen=True)
 class List:
     """A page of one directory, answered as CHANGES, with names in the place of paths: what comes
-    after the name `after` (b"" for the first page). END's flag says that there is more; `first` is
-    how many bytes were read for digests, `second` how many names are too long to be a path."""
+    after the name `after` (b"" for the first page). It may be shorter than `maximum` before others.
+    END's flag says that there is more; `first` is how many bytes were read for digests, `second`
+    how many names of the directory are too long to be a path."""
 
     maximum: int
     hash_bytes: int

@@ -9,11 +9,9 @@ Invariants: stdlib only; one thread; no request makes it allocate by what the tr
 the tree's own records; a frame outside the grammar ends it (there is nobody to answer).
 """
 
-import heapq
 import os
 import select
 import stat
-from collections.abc import Iterator
 
 from sbxd.steward import frames
 from sbxd.steward.digest import Budget, Digester
@@ -28,6 +26,7 @@ from sbxd.steward.files import (
 )
 from sbxd.steward.frames import Data, End, Entry, FrameError, Kind, Opened, Status
 from sbxd.steward.history import Found, History
+from sbxd.steward.listing import Names
 from sbxd.steward.nodes import mode_of, size_of
 from sbxd.steward.origins import Origins
 from sbxd.steward.tree import Bounds, Clock, Walker, kernel_clock, record_of
@@ -111,6 +110,7 @@ class Steward:
         self._clock = clock
         self._writer = Writer(root_fd, owner)
         self._digester = Digester(root_fd)
+        self._names = Names(self._writer.hidden, channel.check_stop)
         walker = Walker(root_fd, clock, self._writer.hidden, bounds)
         self._history = History(walker, self._digester, clock, _wait)
         before = self._history.root
@@ -133,6 +133,7 @@ class Steward:
     def _answer(self, request: frames.Request) -> End:
         match request:
             case frames.Snapshot():
+                self._names.forget()
                 self._history.snapshot()
                 root = os.fstat(self._root_fd)
                 return End(Status.OK, first=root.st_dev, second=root.st_ino)
@@ -162,6 +163,7 @@ class Steward:
                 return End(Status.OK)
 
     def _changes(self, request: frames.Changes) -> End:
+        self._names.forget()
         budget = Budget(min(request.hash_bytes, volume_bytes(self._root_fd)))
         found, truncated = self._history.changes(request.maximum, budget, self._channel.check_stop)
         self._send_entries(found)
@@ -211,40 +213,20 @@ class Steward:
 
     def _list(self, request: frames.List) -> End:
         prefix = b"" if request.path == b"." else request.path + b"/"
+        name_bytes_max = frames.PATH_BYTES_MAX - len(prefix)
         budget = Budget(request.hash_bytes)
         directory = open_directory(self._root_fd, request.path)
-        after, sent = request.after, 0
+        after, sent, more, omitted = request.after, 0, True, 0
         try:
-            while True:
-                names, omitted = self._names(directory, after, request.maximum + 1, len(prefix))
-                more = len(names) > request.maximum
-                for after in names[: request.maximum]:
+            while more and not sent:  # a page that vanished is no end
+                names, more, omitted = self._names.page(
+                    directory, after, request.maximum, name_bytes_max
+                )
+                for after in names:
                     sent += self._send_entry(directory, prefix, after, budget)
-                if sent or not more:  # a page that vanished is no end
-                    break
         finally:
             os.close(directory)
         return End(Status.OK, more, request.hash_bytes - budget.left, omitted)
-
-    def _names(
-        self, directory: int, after: bytes, maximum: int, prefix_bytes: int
-    ) -> tuple[list[bytes], int]:
-        """The next names in order, and how many are left out since they are too long to be a path.
-        Holds no more than `maximum` of them, whatever the directory holds."""
-        omitted = 0
-
-        def following() -> Iterator[bytes]:
-            nonlocal omitted
-            with os.scandir(directory) as entries:
-                for entry in entries:
-                    name = os.fsencode(entry.name)
-                    if name > after and entry.inode() not in self._writer.hidden:
-                        if prefix_bytes + len(name) <= frames.PATH_BYTES_MAX:
-                            yield name
-                        else:
-                            omitted += 1
-
-        return heapq.nsmallest(maximum, following()), omitted
 
     def _send_entry(self, directory: int, prefix: bytes, name: bytes, budget: Budget) -> bool:
         try:

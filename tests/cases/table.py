@@ -82,6 +82,7 @@ CASES: dict[str, Case] = {
     "RES-16": Case("priorities, real-time classes, processor pinning, and a neighbour's share"),
     "RES-20": Case("a kernel of an environment that has no resource left to start a program"),
     "RES-21": Case("a workspace so large that its walk would take the steward's memory or time"),
+    "RES-22": Case("a directory so large that its listing would take the steward's memory or time"),
     "FS-01": Case("paths of every form"),
     "FS-02": Case("links as the last component"),
     "FS-03": Case("a directory swapped for a link while the service looks"),

@@ -39,6 +39,7 @@ ALLOWED: dict[tuple[str, str], str] = {
     ("sbxd/steward/tree.py", "Clock"): "compared with the times of files, which the same kernel "
     "takes from the same clock; a file whose time proves nothing is read",
     ("sbxctl/when.py", "When.convert"): "an operator's words: 2h, today",
+    ("sbxctl/doctor.py", "doctor"): "shown: how old runsc is, as a warning",
     ("sbxd/fake/engine.py", "utc_now"): "the fake's one clock, which the test moves",
     ("sbxd/fake/engine.py", "FakeEngine.records"): "as above",
     ("sbxd/fake/engine.py", "FakeEngine.provision"): "as above",
