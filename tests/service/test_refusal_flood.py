@@ -159,7 +159,7 @@ async def test_every_workspace_operation_is_in_a_record(autojump_clock: MockCloc
         handle = await provisioned(raw)
         for request_id in range(10, 22, 2):
             await raw.send(m.WorkspaceList(request_id=request_id, handle=handle, path=b"."))
-            while not isinstance(await raw.receive(), m.Done):
+            while not isinstance(await raw.receive(), m.Listed):
                 pass
             await raw.send(
                 m.WorkspaceRead(
