@@ -17,7 +17,7 @@ which is the run's (`sbxd.client.blocking`).
 """
 
 import asyncio
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from deepagents.backends.protocol import (
     ExecuteResponse,
@@ -56,19 +56,31 @@ _ERRORS = {
 }
 
 
-@dataclass
+@dataclass(eq=False)
 class LabelledResponse(ExecuteResponse):
     """What a command gave, with the label that all of it has. deepagents shows a model the text
     alone: put UNTRUSTED_NOTE (`sbxd.tools.tool`) into the agent's instructions."""
 
     trust: TrustLevel = TrustLevel.EXTERNAL_UNTRUSTED
 
+    def __eq__(self, other: object) -> bool:
+        """Whether the framework's own fields are equal: it knows no label."""
+        return isinstance(other, ExecuteResponse) and _same(ExecuteResponse, self, other)
 
-@dataclass
+
+@dataclass(eq=False)
 class LabelledDownload(FileDownloadResponse):
     """A file's content, with its label. Whatever wrote it, it was in reach of the sandbox."""
 
     trust: TrustLevel = TrustLevel.EXTERNAL_UNTRUSTED
+
+    def __eq__(self, other: object) -> bool:
+        """Whether the framework's own fields are equal: it knows no label."""
+        return isinstance(other, FileDownloadResponse) and _same(FileDownloadResponse, self, other)
+
+
+def _same(kind: type[ExecuteResponse | FileDownloadResponse], one: object, other: object) -> bool:
+    return all(getattr(one, each.name) == getattr(other, each.name) for each in fields(kind))
 
 
 class RunBackend(BaseSandbox):

@@ -159,10 +159,14 @@ async def test_a_path_longer_than_any_call_takes_is_counted_as_truncated() -> No
     async with live() as environment:
         deep = await environment.python(source + "open('leaf', 'w').write('x')")
         shallow = await environment.run("sh", "-c", "printf x > leaf")
+        await environment.run("rm", "-rf", "d" * 250)
+        after = await environment.run("sh", "-c", "printf xy > leaf")
     assert deep.files_changed_truncated
     assert all(len(change.path) <= 4096 for change in deep.files_changed)
-    assert not shallow.files_changed_truncated
+    assert shallow.files_changed_truncated, "what is too deep to be named is not compared"
     assert [change.path for change in shallow.files_changed] == ["leaf"]
+    assert not after.files_changed_truncated
+    assert [change.path for change in after.files_changed] == ["leaf"]
 
 
 @pytest.mark.case("RES-01")
