@@ -4,7 +4,7 @@ import click
 
 from sbxctl.exits import Exit
 from sbxctl.naming import find
-from sbxctl.report import print_json, show_environment, show_environments, tell
+from sbxctl.report import print_json, printable, show_environment, show_environments, tell
 from sbxctl.session import run_verb
 from sbxctl.units import EnvironmentName
 from sbxd.client.admin import AdminClient
@@ -74,7 +74,7 @@ def destroy(socket: str, as_json: bool, environment_ids: tuple[str, ...]) -> Non
             print_json(outcome)
         else:
             for each, what in outcome.items():
-                tell(f"{each} {what}")
+                tell(f"{printable(each)} {what}")
         return Exit.OK
 
     run_verb(socket, verb)

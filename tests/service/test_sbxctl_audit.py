@@ -128,8 +128,9 @@ async def test_a_document_has_the_documented_keys(journal: Journal) -> None:
     document = json.loads(ran.stdout)
     assert list(document) == [
         "sequence", "boot_id", "instance", "decided_at", "received_at", "event", "message_id",
-        "priority", "message", "fields",
+        "priority", "message", "fields", "cut",
     ]  # fmt: skip
+    assert document["cut"] == []
     assert document["fields"] == {
         "counts": ["a=1", "b=2"], "host": "a\n", "reason": "host_not_listed", "tenant_id": "acme",
     }  # fmt: skip

@@ -166,7 +166,7 @@ VERBS: dict[str, list[str]] = {
     "image import": ["{tar}"],
     "image ls": [],
     "image rm": [IMAGE],
-    "image prune": [],
+    "image prune": ["--yes"],
     "reap": [],
     "reconcile": [],
     "quarantine ls": [],
