@@ -34,6 +34,7 @@ _OF_THE_PROGRAM = {
     errno.ENAMETOOLONG: StartFailure.NOT_EXECUTABLE,
     errno.EINVAL: StartFailure.NOT_EXECUTABLE,  # no bare name, or more than one interpreter
     errno.ELIBBAD: StartFailure.NOT_EXECUTABLE,
+    errno.ENXIO: StartFailure.NOT_EXECUTABLE,  # a socket or a pipe, as gVisor says it
     errno.E2BIG: StartFailure.RESOURCES,
     errno.ETXTBSY: StartFailure.RESOURCES,  # something of the environment has it open to write
 }

@@ -12,7 +12,7 @@ PROGRAM_STEPS = ("execute", "program_name", "interpreter")
 DIRECTORY_STEP = "enter_the_working_directory"
 NOT_FOUND = {"ENOENT", "ENOTDIR"}
 NOT_EXECUTABLE = {
-    "EACCES", "EPERM", "ENOEXEC", "EISDIR", "ELOOP", "ENAMETOOLONG", "EINVAL", "ELIBBAD",
+    "EACCES", "EPERM", "ENOEXEC", "EISDIR", "ELOOP", "ENAMETOOLONG", "EINVAL", "ELIBBAD", "ENXIO",
 }  # fmt: skip
 ARGUMENTS = {"E2BIG", "ETXTBSY"}
 LIMITS = {"ENOMEM", "EAGAIN"}
