@@ -2,7 +2,7 @@
 
 Theory: the limits are the file system's and hold without us; this decides alone what a command
 that ran into them is told. A refusal leaves no trace that can be read, a volume without room
-does. A command that goes on while there is no room left, in two readings in a row, is ended with
+does. A command that goes on while there is no room left, in five readings in a row, is ended with
 DISK; one that fails by itself after such a reading, or with the volume left so, has DISK as its
 reason; one that ends well by itself is left alone, whatever it met.
 
@@ -17,8 +17,9 @@ from sbxd.mechanism.protocol import VolumeReading
 
 # Less than this is no room: a directory or attribute operation of XFS may reserve as much.
 EXHAUSTED_BYTES = 256 * 1024
-# One sighting may be the moment before a program that was refused cleans up.
-SIGHTINGS = 2
+# A program that was refused cleans up first, and what it removes comes back a moment later: a
+# quarter of a second at the near pace.
+SIGHTINGS = 5
 PACE_SECONDS = 0.25
 # With less than an eighth left, or after a sighting, the next reading comes sooner.
 PACE_NEAR_SECONDS = 0.05
