@@ -64,7 +64,7 @@ def tell(text: str = "", *, err: bool = False, nl: bool = True) -> None:
 
 
 def prompt(text: str) -> str:
-    """What a person is asked to type after; it is told from a program's output by its style."""
+    """What a person is asked to type after; its style sets it apart from a program's output."""
     return f"\x1b[1;7m{visible(text)}\x1b[0m " if _is_styled() else f"{visible(text)} "
 
 

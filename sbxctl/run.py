@@ -167,8 +167,8 @@ async def execute_in(
 
 
 async def destroy(admin: AdminClient, handle: EnvironmentHandle) -> None:
-    """A service that is ending ends every environment itself: no reason to lose a result. That it
-    is not proven gone is told beside the result."""
+    """A service that is ending ends every environment itself: no reason to lose a result.
+    An environment that is not yet proven gone is reported on stderr."""
     try:
         await admin.environments.destroy(handle)
     except ExecutionUnavailable as error:
@@ -190,7 +190,7 @@ class NotFetched:
 async def _fetch(
     workspace: RemoteWorkspace, result: ExecutionResult, gets: Sequence[Transfer]
 ) -> list[NotFetched]:
-    """Copy each file out; one that cannot be is told of, and the next is tried."""
+    """Copy each file out; name those that fail, and try the next."""
     failed = []
     for transfer in gets:
         reason = "the environment has ended"

@@ -94,7 +94,7 @@ class Seconds(click.ParamType[float]):
         if isinstance(value, float):
             return value
         if _DECIMAL.fullmatch(str(value)) is None:
-            found = f"{str(value)[:40]!a} is no number of seconds"
+            found = f"{str(value)[:40]!a} is not a number of seconds"
             self.fail(f"{found}: write it like 2 or 0.5", param, ctx)
         seconds = float(str(value))
         if not self._least <= seconds <= self._most:

@@ -1,8 +1,8 @@
 """Reading a file in a folder that belongs to a less trusted account, as root.
 
 Invariants: no link is followed, of the folder or of the file; the folder's owner owns the file, it
-is a regular file and has one name; what is read has a bound. So whoever owns the folder can have
-nothing read to us but a file of its own.
+is a regular file and has one name; what is read has a bound. The owner of the folder can therefore
+make us read no file but its own.
 """
 
 import os
@@ -49,5 +49,5 @@ class OwnedFolder:
         found, owner = os.fstat(fd), os.fstat(self._fd).st_uid
         if not stat.S_ISREG(found.st_mode) or found.st_uid != owner or found.st_nlink != 1:
             os.close(fd)
-            raise NotItsOwn(0, f"{name} is no file of the service's own")
+            raise NotItsOwn(0, f"{name} is not a regular file that the service owns")
         return fd
