@@ -21,6 +21,7 @@ _kept_back = pytest.StashKey[int]()
 _report_file = pytest.StashKey[TextIO]()
 _CRASH_SHOWN = 400
 _outcomes = pytest.StashKey[dict[str, tuple[str, str]]]()
+_seconds = pytest.StashKey[dict[str, float]]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -34,6 +35,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if path := config.getoption("lab_report"):
         config.stash[_report_file] = open(path, "w", encoding="utf-8")  # noqa: SIM115
         config.stash[_outcomes] = {}
+        config.stash[_seconds] = {}
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
@@ -104,9 +106,14 @@ def pytest_runtest_makereport(
     elif report.when == "call" and not outcome:
         outcome = "passed"
     outcomes[item.nodeid] = (outcome, reason)
+    seconds = item.config.stash[_seconds]
+    seconds[item.nodeid] = seconds.get(item.nodeid, 0.0) + report.duration
     if report.when == "teardown":
         file = item.config.stash[_report_file]
-        line = {"id": item.nodeid, "outcome": outcome, "reason": reason}
+        line = {
+            **{"id": item.nodeid, "outcome": outcome, "reason": reason},
+            "seconds": round(seconds[item.nodeid], 3),
+        }
         file.write(json.dumps(line) + "\n")
         file.flush()
     return report

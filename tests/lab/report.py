@@ -12,6 +12,9 @@ from .features import LaneKind
 NOT_RUN = "not run: "
 # So many tests without an outcome are named; of more, the count says it.
 _SILENT_SHOWN = 5
+# Of each lane, so many of the tests that took longest are named, if they took so many seconds.
+_SLOWEST_SHOWN = 8
+_SLOW_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
@@ -25,7 +28,8 @@ class Placed:
 @dataclass
 class Outcome:
     """What one lane's run came to. `budget` and the other times are in seconds; `error`
-    is set when the lane or its run broke down."""
+    is set when the lane or its run broke down. `took` has the seconds of each test that ended, its
+    fixtures' included."""
 
     lane: LaneKind
     tests: list[Placed]
@@ -33,6 +37,7 @@ class Outcome:
     setup_seconds: float = 0.0
     seconds: float = 0.0
     results: dict[str, tuple[str, str]] = field(default_factory=dict)
+    took: dict[str, float] = field(default_factory=dict)
     error: str = ""
 
 
@@ -76,7 +81,8 @@ def summarise(outcomes: Sequence[Outcome], show: Callable[[str], None]) -> int:
         show(f"  {gate:<50} {', '.join(_gate_cell(lane, lanes[lane]) for lane in lanes)}")
         if not any(verdict != "not run" for verdicts in lanes.values() for verdict in verdicts):
             wrong.append(f"gate {gate} ran in no lane")
-    for title, lines in (("not run", not_run), ("wrong", wrong)):
+    slow = [line for outcome in outcomes for line in _slowest(outcome)]
+    for title, lines in (("slowest", slow), ("not run", not_run), ("wrong", wrong)):
         if lines:
             show(f"\n{title}")
         for line in lines:
@@ -86,6 +92,15 @@ def summarise(outcomes: Sequence[Outcome], show: Callable[[str], None]) -> int:
         show("\nwrong\n  no test was selected")
     show(f"\n{passed} passed, {failed} failed, {len(not_run)} skipped")
     return 1 if wrong else 0
+
+
+def _slowest(outcome: Outcome) -> list[str]:
+    longest = sorted(outcome.took.items(), key=lambda row: -row[1])[:_SLOWEST_SHOWN]
+    return [
+        f"{outcome.lane}: {seconds:.0f} s {name}"
+        for name, seconds in longest
+        if seconds >= _SLOW_SECONDS
+    ]
 
 
 def judge(result: tuple[str, str] | None) -> tuple[str, str]:

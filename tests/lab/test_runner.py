@@ -38,6 +38,15 @@ def test_all_passed_is_status_0_and_names_the_gates_lane() -> None:
     assert page.endswith("1 passed, 0 failed, 0 skipped")
 
 
+def test_the_tests_that_took_longest_are_named_with_their_seconds() -> None:
+    slow, quick = "tests/x.py::test_slow", "tests/x.py::test_quick"
+    timed = outcome(("passed", ""))
+    timed.took = {quick: 0.2, slow: 61.4}
+    _, page = verdict(timed)
+    assert f"uml: 61 s {slow}" in page
+    assert quick not in page
+
+
 @pytest.mark.parametrize(
     "result", [None, ("failed", ""), ("skipped", "no such thing here"), ("", "")]
 )
@@ -229,6 +238,8 @@ def test_the_report_has_each_outcome(tmp_path: Path) -> None:
         "test_skipped": "skipped",
         "test_teardown": "failed",
     }
+    assert result.took.keys() == result.results.keys()
+    assert all(seconds >= 0 for seconds in result.took.values())
     assert rows["test_skipped"][1] == "because"
     assert "assert False" in rows["test_bad"][1], "why it failed is in the summary"
 

@@ -34,6 +34,8 @@ BUDGETS = {
     LaneKind.QEMU: 1500.0,
 }
 SETUP_BUDGET = 900.0
+# Here each lane's report is kept: one line for each test, with its outcome and its seconds.
+REPORTS = REPOSITORY / "build" / "tests"
 # The lanes in the order in which they are begun: the longest first, so that the runners of a
 # machine end at about the same time.
 LONGEST_FIRST = (
@@ -188,7 +190,7 @@ def _run_here(outcome: Outcome, arguments: list[str], runs: Runs) -> None:
         late.cancel()
         outcome.seconds = time.monotonic() - begun
         report = Path(folder) / "report.jsonl"
-        read_report(outcome, report.read_text() if report.exists() else "", status)
+        _keep_report(outcome, report.read_text() if report.exists() else "", status)
     if outcome.seconds >= outcome.budget:
         outcome.error = f"over its budget of {outcome.budget:.0f} s: killed"
 
@@ -214,7 +216,7 @@ def _run_in_lane(outcome: Outcome, arguments: list[str], runs: Runs, say: Say) -
         prefixed.end()
         report = bytearray()
         lane.run(["cat", "/lab/report.jsonl"], report.extend, prefixed.write, seconds=60)
-        read_report(outcome, report.decode(), status)
+        _keep_report(outcome, report.decode(), status)
         outcome.error = broken or outcome.error
     finally:
         lane.release()
@@ -224,10 +226,17 @@ def _write_selection(outcome: Outcome, folder: Path) -> None:
     (folder / "select.json").write_text(json.dumps([test.id for test in outcome.tests]))
 
 
+def _keep_report(outcome: Outcome, text: str, status: int) -> None:
+    REPORTS.mkdir(parents=True, exist_ok=True)
+    (REPORTS / f"{outcome.lane}.jsonl").write_text(text)
+    read_report(outcome, text, status)
+
+
 def read_report(outcome: Outcome, text: str, status: int) -> None:
     for line in text.splitlines():
         row = json.loads(line)
         outcome.results[row["id"]] = (row["outcome"], row["reason"])
+        outcome.took[row["id"]] = row["seconds"]
     clean = all(result != "failed" for result, _ in outcome.results.values())
     if status not in (0, 1) or (status == 1 and clean):
         outcome.error = f"pytest ended with {status}"
