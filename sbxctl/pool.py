@@ -5,7 +5,7 @@ import click
 from sbxctl.exits import Exit
 from sbxctl.report import print_json, show_pairs
 from sbxctl.session import run_verb
-from sbxctl.units import human_duration
+from sbxctl.units import human_bytes, human_duration
 from sbxd.client.admin import AdminClient
 from sbxd.wire.observing import PoolInfo
 
@@ -39,6 +39,7 @@ def pairs(pool: PoolInfo) -> list[tuple[str, str]]:
         ("ready", f"{pool.ready} of {pool.target}"),
         ("being built", str(pool.building)),
         ("ages", ages or "-"),
+        ("memory", "not counted" if pool.memory_bytes is None else human_bytes(pool.memory_bytes)),
         ("hand-outs", rate(pool.hits, pool.misses)),
         ("lately", rate(pool.recent_hits, pool.recent_misses)),
     ]

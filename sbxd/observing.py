@@ -109,6 +109,7 @@ class DaemonObserver:
             building=pool.building,
             target=pool.target,
             ages_ms=tuple(round(each * 1000) for each in pool.ages_seconds),
+            memory_bytes=pool.memory_bytes,
             hits=round(self._derived.pool_hits.total),
             misses=round(self._derived.pool_misses.total),
             recent_hits=recent.get((Happening.POOL_HIT, ""), 0),

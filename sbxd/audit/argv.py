@@ -10,10 +10,11 @@ PROGRAM_BYTES_MAX = 256
 
 class ArgvDescription(Struct, frozen=True, kw_only=True):
     """program: argv[0], at most 256 bytes of it, decoded with backslash escapes for what is not
-    UTF-8. argv_sha256: over each argument's length (8 bytes, big-endian) and bytes.
+    UTF-8. program_bytes: its full length, so that a cut is seen. argv_sha256: over each argument's length (8 bytes, big-endian) and bytes.
     """
 
     program: str
+    program_bytes: int
     argv_count: int
     argv_sha256: str
 
@@ -26,6 +27,7 @@ def describe_argv(argv: Sequence[bytes]) -> ArgvDescription:
         digest.update(argument)
     return ArgvDescription(
         program=argv[0][:PROGRAM_BYTES_MAX].decode("utf-8", "backslashreplace"),
+        program_bytes=len(argv[0]),
         argv_count=len(argv),
         argv_sha256=digest.hexdigest(),
     )

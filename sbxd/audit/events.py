@@ -358,6 +358,7 @@ class CommandStarted(EnvironmentEvent, frozen=True, kw_only=True):
 
     command_number: int
     program: str
+    program_bytes: int
     argv_count: int
     argv_sha256: str
     stdin_bytes: int

@@ -290,6 +290,7 @@ class _Recorder:
             **self.supervisor.identity(),
             command_number=self.number,
             program=described.program,
+            program_bytes=described.program_bytes,
             argv_count=described.argv_count,
             argv_sha256=described.argv_sha256,
             stdin_bytes=len(specification.stdin),

@@ -140,11 +140,13 @@ class Description:
 
 @dataclass(frozen=True)
 class PoolCensus:
-    """ages_seconds: of the slots that are ready, oldest first."""
+    """ages_seconds: of the slots that are ready, oldest first. memory_bytes: what those hold now;
+    None when it is not counted for one of them."""
 
     building: int
     target: int
     ages_seconds: tuple[float, ...]
+    memory_bytes: int | None = 0
 
 
 @dataclass(frozen=True)

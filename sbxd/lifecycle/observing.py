@@ -25,6 +25,8 @@ def census(registry: Registry, *, waiting: int) -> Census:
     now = trio.current_time()
     everything = list(registry.supervisors)
     slots = [each for each in everything if each.tenant is None]
+    ready = [each for each in slots if each.state is State.READY]
+    held = [each.sandbox.memory_bytes() for each in ready]
     states = Counter(each.state.value for each in everything if each.tenant is not None)
     return Census(
         states=dict(states),
@@ -32,11 +34,15 @@ def census(registry: Registry, *, waiting: int) -> Census:
         pool=PoolCensus(
             building=sum(1 for each in slots if each.state is State.PREPARING),
             target=registry.reserve.target,
-            ages_seconds=tuple(
-                now - each.created_at for each in slots if each.state is State.READY
-            ),
+            ages_seconds=tuple(now - each.created_at for each in ready),
+            memory_bytes=_sum_of_all(held),
         ),
     )
+
+
+def _sum_of_all(values: list[int | None]) -> int | None:
+    known = [each for each in values if each is not None]
+    return sum(known) if len(known) == len(values) else None
 
 
 async def meters(

@@ -117,6 +117,12 @@ def families(reading: Reading) -> Sequence[Family]:
             (oldest, ()),
             unit=Unit.SECONDS,
         ),
+        gauge(
+            "sbxd_pool_idle_memory_bytes",
+            "Memory that the slots that are ready hold; no sample where it is not counted.",
+            *(() if pool.memory_bytes is None else ((pool.memory_bytes, ()),)),
+            unit=Unit.BYTES,
+        ),
         gauge("sbxd_proxy_tunnels", "Tunnels that are open.", (reading.tunnels_open, ())),
         gauge(
             "sbxd_host_deviations",

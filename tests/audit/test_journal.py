@@ -68,6 +68,7 @@ async def test_a_forged_value_is_one_field_of_the_real_journal(
                 lease_epoch=1,
                 command_number=1,
                 program=argv.program,
+                program_bytes=argv.program_bytes,
                 argv_count=argv.argv_count,
                 argv_sha256=argv.argv_sha256,
                 stdin_bytes=0,

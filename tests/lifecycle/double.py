@@ -83,6 +83,7 @@ class Script:
     fail_at: int | None = None
     bridge_fails: bool = False
     erases_later: bool = False  # the volume of what is gone stays until `erase`
+    memory_bytes: int | None = 4 << 20  # what each sandbox holds
     disk_bytes: int | None = None  # of all volumes together, while they exist
     leaves_residue: bool = False  # a preparation that fails or is cancelled removes nothing
     on_call: Callable[[str], None] = lambda _name: None
@@ -265,7 +266,7 @@ class DoubleSandbox:
         return reading
 
     def memory_bytes(self) -> int | None:
-        return 4 << 20
+        return self.owner.script.memory_bytes
 
     async def changes(self, maximum: int) -> Changes:
         await self.owner.call("changes")

@@ -61,6 +61,20 @@ async def test_a_census_counts_states_and_slots_by_age(
         assert len(world.environments.census().pool.ages_seconds) == 2
 
 
+async def test_a_census_sums_what_idle_slots_hold_and_no_tenants_sandbox(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    async with open_world(tmp_path, settings=WITH_RESERVE) as world:
+        await trio.sleep(10)
+        await world.environments.provision(WORKER, spec())
+        await trio.sleep(10)
+        slots = [each for each in world.registry.supervisors if each.tenant is None]
+        assert world.environments.census().pool.memory_bytes == 2 * (4 << 20)
+        world.mechanism.script.memory_bytes = None
+        assert world.environments.census().pool.memory_bytes is None, "one that is not counted"
+        assert len(slots) == 2
+
+
 async def test_a_quarantined_environment_is_shown_as_that(
     tmp_path: Path, autojump_clock: MockClock
 ) -> None:

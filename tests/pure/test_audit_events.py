@@ -55,6 +55,7 @@ def command_started(program: str) -> events.CommandStarted:
         **ENVIRONMENT,
         command_number=1,
         program=program,
+        program_bytes=len(program),
         argv_count=1,
         argv_sha256="0" * 64,
         stdin_bytes=0,
@@ -272,4 +273,7 @@ def test_the_digest_tells_vectors_apart_that_join_to_the_same_bytes() -> None:
 
 
 def test_a_program_is_bounded_and_escaped() -> None:
-    assert describe_argv((b"\xff" + b"x" * 1000,)).program == "\\xff" + "x" * 255
+    described = describe_argv((b"\xff" + b"x" * 1000,))
+    assert described.program == "\\xff" + "x" * 255
+    assert described.program_bytes == 1001, "a cut is seen by the full length"
+    assert describe_argv((b"true",)).program_bytes == 4

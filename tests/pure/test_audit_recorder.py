@@ -82,6 +82,7 @@ def started() -> AuditEvent:
         **IDENTITY,  # type: ignore[arg-type]
         command_number=1,
         program="true",
+        program_bytes=4,
         argv_count=1,
         argv_sha256="0" * 64,
         stdin_bytes=0,

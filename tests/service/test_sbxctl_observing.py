@@ -113,7 +113,7 @@ async def test_top_in_a_pipe_is_plain_and_once_and_sorted(tmp_path: Path) -> Non
     assert (rest, b"\x1b" in plain.stdout) == ([], False)
     (only,) = document["environments"]
     assert only["meter"]["environment_id"] == environment_id
-    assert set(document["pool"]) >= {"ready", "target", "hits", "misses", "ages_ms"}
+    assert set(document["pool"]) >= {"ready", "target", "hits", "misses", "ages_ms", "memory_bytes"}
 
 
 @contextmanager
