@@ -10,7 +10,8 @@ PROGRAM_BYTES_MAX = 256
 
 class ArgvDescription(Struct, frozen=True, kw_only=True):
     """program: argv[0], at most 256 bytes of it, decoded with backslash escapes for what is not
-    UTF-8. program_bytes: its full length, so that a cut is seen. argv_sha256: over each argument's length (8 bytes, big-endian) and bytes.
+    UTF-8. program_bytes: its full length, so that a cut is seen. argv_sha256: over each argument's
+    length (8 bytes, big-endian) and bytes.
     """
 
     program: str

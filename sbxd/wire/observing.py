@@ -69,8 +69,9 @@ class EnvironmentMeter(Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
 class PoolInfo(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The slots that are prepared ahead. target: how many there are to be. ages_ms: of those that
-    are ready, oldest first. memory_bytes: what those hold now, null when it is not counted. hits, misses: hand-outs of a prepared slot and others, since the
-    daemon started; recent_: within the last minutes."""
+    are ready, oldest first. memory_bytes: what those hold now, null when it is not counted. hits,
+    misses: hand-outs of a prepared slot and others, since the daemon started; recent_: within the
+    last minutes."""
 
     ready: int
     building: int

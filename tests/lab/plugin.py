@@ -111,7 +111,9 @@ def pytest_runtest_makereport(
     if report.when == "teardown":
         file = item.config.stash[_report_file]
         line = {
-            **{"id": item.nodeid, "outcome": outcome, "reason": reason},
+            "id": item.nodeid,
+            "outcome": outcome,
+            "reason": reason,
             "seconds": round(seconds[item.nodeid], 3),
         }
         file.write(json.dumps(line) + "\n")
