@@ -2,8 +2,8 @@
 
 Invariants: each refusal is recorded by itself or is in exactly one count, by uid and reason; each
 workspace operation is in exactly one count of its environment. What is kept here is bounded: uids
-by `UIDS_MAX`, environments by `ENVIRONMENTS_MAX`, reasons by closed sets. Times are given, in
-seconds, never going back.
+by `sbxd.policy.by_uid`, environments by `ENVIRONMENTS_MAX`, reasons by closed sets. Times are
+given, in seconds, never going back.
 
 Deliberately absent: recording (`sbxd.metrics.sink`), and making a peer wait
 (`sbxd.service.session`).
@@ -22,6 +22,7 @@ from sbxd.audit.events import (
     RequestUnserved,
 )
 from sbxd.audit.lease_events import JournalWriteFailed
+from sbxd.policy.by_uid import ByUid
 from sbxd.policy.denials import Bucket
 from sbxd.port.errors import UnavailableCode
 from sbxd.port.ids import EnvironmentId
@@ -35,8 +36,6 @@ FREE_MAX = 100
 FREE_SECONDS = 10.0
 # How often counts are recorded.
 WINDOW_SECONDS = 60.0
-# Uids that are told apart. Whoever can map uids of his own has thousands.
-UIDS_MAX = 256
 # Environments whose counts are kept at once; more than a host has.
 ENVIRONMENTS_MAX = 4096
 
@@ -73,7 +72,7 @@ class Refusals:
     """The refusals of every uid, within one run of the daemon."""
 
     def __init__(self) -> None:
-        self._uids: OrderedDict[int | None, _OfUid] = OrderedDict()
+        self._uids = ByUid(_OfUid)
 
     def take(self, event: Refusal, now: float) -> bool:
         """Whether this one is recorded by itself. If not, `count` it."""
@@ -85,14 +84,12 @@ class Refusals:
 
     def is_beyond(self, uid: int, now: float) -> bool:
         """Whether refusals of this uid come so fast that each is to cost it time."""
-        known = self._uids.get(uid)
-        if known is None and len(self._uids) >= UIDS_MAX:
-            known = self._uids.get(None)
+        known = self._uids.known(uid)
         return known is not None and known.free.is_empty(now)
 
     def counted(self, now: float) -> Iterator[RefusalsCounted]:
         """Everything counted so far. `put_back` what could not be recorded."""
-        for uid, of in list(self._uids.items()):
+        for uid, of in self._uids.items():
             counts = of.free.take_counts()
             if counts:
                 yield RefusalsCounted(
@@ -105,29 +102,14 @@ class Refusals:
 
     def put_back(self, event: RefusalsCounted, now: float) -> None:
         """These were not recorded."""
-        of = self._uids.setdefault(event.peer_uid, _OfUid(now))
+        of = self._uids.of(event.peer_uid, now)
         of.since, of.has_counts = now - event.over_ms / 1000, True
         split = (each.rpartition("=") for each in event.counts)
         of.free.put_counts_back((reason, int(number)) for reason, _, number in split)
 
     def _of(self, event: Refusal, now: float) -> "_OfUid":
-        """Of its own uid, or of none where there is no room for another."""
         uid = None if isinstance(event, JournalWriteFailed) else event.peer_uid
-        if uid not in self._uids and not self._make_room(now):
-            uid = None
-        of = self._uids.setdefault(uid, _OfUid(now))
-        self._uids.move_to_end(uid)
-        return of
-
-    def _make_room(self, now: float) -> bool:
-        """Whether another uid may be told apart; the one that was quiet the longest may go."""
-        if len(self._uids) < UIDS_MAX:
-            return True
-        quiet = next(iter(self._uids))
-        if not self._uids[quiet].is_idle(now):
-            return False
-        del self._uids[quiet]
-        return True
+        return self._uids.of(uid, now)
 
 
 class _OfUid:

@@ -5,9 +5,9 @@ from sbxd.policy.arrivals import (
     ARRIVALS_SECONDS,
     BROKEN_MAX,
     BROKEN_SECONDS,
-    UIDS_MAX,
     Arrivals,
 )
+from sbxd.policy.by_uid import UIDS_MAX
 
 
 def taken(arrivals: Arrivals, uid: int, now: float) -> int:

@@ -14,13 +14,13 @@ from sbxd.audit.counted_events import RefusalsCounted, WorkspaceUsed, WorkspaceU
 from sbxd.audit.counting import (
     ENVIRONMENTS_MAX,
     RECORDED_MAX,
-    UIDS_MAX,
     Refusals,
     WorkspaceUses,
     as_refusal,
 )
 from sbxd.audit.lease_events import JournalWriteFailed
 from sbxd.audit.vocabulary import EVENT_TYPES
+from sbxd.policy.by_uid import UIDS_MAX
 from sbxd.policy.violations import ViolationCode
 from sbxd.port.errors import RejectedCode, UnavailableCode, WorkspaceCode
 from sbxd.port.ids import EnvironmentId, RunId, TenantId
