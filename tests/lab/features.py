@@ -24,6 +24,7 @@ class Feature(StrEnum):
     IDMAP = "idmap"  # id-mapped mounts of the file system at /var/lib/sbxd
     IMAGE = "image"  # a root file system for sandboxes, as a tar
     IMAGE_WORKLOADS = "image-workloads"  # a larger one: compilers, runtimes, numpy
+    IMAGE_PROGRAMS = "image-programs"  # one more: Chromium, PostgreSQL, a Jupyter kernel, node
     IO = "io"  # the io controller, and a disk below /var/lib/sbxd that it knows
     LAB = "lab"  # lanes can be booted from here: for tests that boot one of their own
     LANDLOCK = "landlock"
@@ -69,6 +70,7 @@ OFFERED: dict[LaneKind, frozenset[Feature]] = {
     LaneKind.CONTAINER: _EVERYWHERE
     | {
         Feature.GVISOR,
+        Feature.IMAGE_PROGRAMS,
         Feature.IMAGE_WORKLOADS,
         Feature.LANDLOCK,
         Feature.LANE_CONTAINER,
@@ -76,7 +78,13 @@ OFFERED: dict[LaneKind, frozenset[Feature]] = {
         Feature.MONITORING,
     },
     LaneKind.GVISOR: _EVERYWHERE
-    | {Feature.GVISOR, Feature.LANDLOCK, Feature.LANE_GVISOR, Feature.LOOP_VOLUMES},
+    | {
+        Feature.GVISOR,
+        Feature.IMAGE_PROGRAMS,
+        Feature.LANDLOCK,
+        Feature.LANE_GVISOR,
+        Feature.LOOP_VOLUMES,
+    },
     LaneKind.UML: _EVERYWHERE
     | {
         Feature.APPARMOR,
@@ -130,8 +138,9 @@ def offered_by(lane: str) -> frozenset[Feature]:
 def offered_natively() -> frozenset[Feature]:
     """What this machine itself has for tests: nothing unless systemd runs it and we are root.
 
-    `daemon` is there when the package is installed; `io`, `image`, `image-workloads`, `quota`,
-    `idmap` and `gvisor` are left to the lanes, which have them in a known state.
+    `daemon` is there when the package is installed; `io`, `image`, `image-workloads`,
+    `image-programs`, `quota`, `idmap` and `gvisor` are left to the lanes, which have them in a
+    known state.
     """
     if not Path("/run/systemd/system").is_dir() or os.geteuid() != 0:
         return frozenset()

@@ -33,6 +33,7 @@ CONTROL = "control"
 SCRATCH = "scratch"
 IMAGE = "var/cache/sbxd-lab/image.tar"
 WORKLOADS = "var/cache/sbxd-lab/image-workloads.tar"
+PROGRAMS = "var/cache/sbxd-lab/image-programs.tar"
 MONITORING = "opt/prometheus"
 
 
@@ -46,6 +47,7 @@ class Order:
     environment: str
     image: str
     workloads: str
+    programs: str
     monitoring: str
     uml: str
     qemu: str
@@ -163,6 +165,8 @@ def _assemble(order: Order, folder: Path) -> Path:
     kernel.bind(order.image, root / IMAGE, "ro")
     if order.workloads:
         kernel.bind(order.workloads, root / WORKLOADS, "ro")
+    if order.programs:
+        kernel.bind(order.programs, root / PROGRAMS, "ro")
     if order.monitoring:
         kernel.bind(order.monitoring, root / MONITORING, "ro")
     (root / "var/lib/sbxd").mkdir(parents=True, exist_ok=True)

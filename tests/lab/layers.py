@@ -29,6 +29,8 @@ from .packages import (
     IMAGE_PACKAGES,
     MONITORING_PACKAGES,
     MONITORING_PROGRAMS,
+    PROGRAMS_NODE,
+    PROGRAMS_PACKAGES,
     QEMU_PACKAGES,
     ROOT_PACKAGES,
     SUITE,
@@ -46,6 +48,7 @@ _UML_RECIPE = 1
 _QEMU_RECIPE = 1
 _IMAGE_RECIPE = 1
 _MONITORING_RECIPE = 1
+_PROGRAMS_RECIPE = 1
 _LIBRARIES_RECIPE = 1
 
 # A build's processes end with the one that waits for them, and so do its mounts.
@@ -65,6 +68,7 @@ class Layers:
     environment: Path
     image: Path
     workloads: Path | None
+    programs: Path | None
     monitoring: Path | None
     uml: Path | None
     qemu: Path | None
@@ -85,7 +89,10 @@ def obtain(lane: str, say: Say) -> Layers:
             say,
         )
         image = _obtain_image("image", IMAGE_PACKAGES, say)
-        workloads = monitoring = uml = emulated = None
+        workloads = programs = monitoring = uml = emulated = None
+        if lane in ("container", "gvisor"):
+            recipe = [_PROGRAMS_RECIPE, SUITE, PROGRAMS_PACKAGES, PROGRAMS_NODE, IMAGE_EXCLUDED]
+            programs = cache.obtain("programs", recipe, _build_programs, say)
         if lane == "container":
             workloads = _obtain_image("workloads", WORKLOADS_PACKAGES, say)
             recipe = [_MONITORING_RECIPE, SUITE, MONITORING_PACKAGES, MONITORING_PROGRAMS]
@@ -96,7 +103,7 @@ def obtain(lane: str, say: Say) -> Layers:
             emulated = cache.obtain("qemu", [_QEMU_RECIPE, SUITE, QEMU_PACKAGES], _build_qemu, say)
     except OSError as error:
         raise LabError(f"a layer of the lab could not be built: {error}") from error
-    return Layers(root, environment, image, workloads, monitoring, uml, emulated)
+    return Layers(root, environment, image, workloads, programs, monitoring, uml, emulated)
 
 
 def _obtain_image(name: str, packages: tuple[str, ...], say: Say) -> Path:
@@ -182,7 +189,7 @@ def _build_root(target: Path) -> None:
     (target / "etc" / "resolv.conf").write_text("")
 
 
-def _build_image(target: Path, packages: tuple[str, ...]) -> None:
+def _build_image(target: Path, packages: tuple[str, ...], *more: str) -> None:
     _mmdebstrap(
         "--variant=minbase",
         "--format=tar",
@@ -190,9 +197,20 @@ def _build_image(target: Path, packages: tuple[str, ...]) -> None:
         *(f"--dpkgopt=path-exclude={pattern}" for pattern in IMAGE_EXCLUDED),
         # A Java's own installation wants the folder that is excluded above.
         '--essential-hook=mkdir -p "$1/usr/share/man/man1"',
+        *more,
         SUITE,
         str(target),
     )
+
+
+def _build_programs(target: Path) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        kernel.run("npm", "pack", "--silent", "--pack-destination", folder, PROGRAMS_NODE)
+        (packed,) = Path(folder).glob("*.tgz")
+        member = "package/bin/node"
+        kernel.run("tar", "-xzf", str(packed), "-C", folder, "--strip-components=2", member)
+        into = f"--customize-hook=copy-in {folder}/node /usr/local/bin"
+        _build_image(target, PROGRAMS_PACKAGES, into)
 
 
 def _build_monitoring(target: Path) -> None:

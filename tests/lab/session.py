@@ -142,6 +142,7 @@ def start(wish: Wish, name: str | None, say: Say) -> Lane:
         environment=str(built.environment),
         image=str(built.image),
         workloads=str(built.workloads or ""),
+        programs=str(built.programs or ""),
         monitoring=str(built.monitoring or ""),
         uml=str(built.uml or ""),
         qemu=str(built.qemu or ""),

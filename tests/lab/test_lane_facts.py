@@ -92,6 +92,8 @@ def test_the_image_for_sandboxes_is_there(lane: str) -> None:
     assert "./usr/bin/python3" in listing.splitlines()
     larger = Path("/var/cache/sbxd-lab/image-workloads.tar")
     assert larger.exists() == (lane == "container")
+    programs = Path("/var/cache/sbxd-lab/image-programs.tar")
+    assert programs.exists() == (lane in ("container", "gvisor"))
 
 
 @in_each

@@ -58,6 +58,7 @@ async def erased() -> None:
 @pytest.mark.case("PEER-30")
 async def test_another_tenants_end_does_not_wait_for_what_is_erased() -> None:
     await wait_settled()
+    await erased()  # what earlier environments have left
     since = now()
     async with connect(WORKER_SOCKET, client_name="tests") as remote, admin() as client:
         async with held_up(remote) as name:

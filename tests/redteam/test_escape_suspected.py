@@ -60,7 +60,7 @@ async def test_a_workspace_whose_root_was_removed_is_a_suspected_escape() -> Non
         assert (await environment.run("true")).exit_code == 0
         assert alerts(environment.handle.environment_id) == []
         assert has_scope(environment.handle.environment_id)
-        os.rmdir(VOLUMES / environment.handle.environment_id)
+        os.rmdir(VOLUMES / environment.handle.environment_id / "workspace")
         with pytest.raises(SandboxEscapeSuspected) as caught:
             await environment.run("true")
         assert caught.value.code is EscapeCode.WORKSPACE_IDENTITY_CHANGED

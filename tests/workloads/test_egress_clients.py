@@ -5,8 +5,6 @@ refused when the destination is not listed.
 """
 
 import hashlib
-import json
-import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -17,10 +15,10 @@ from tests.lab import internet as lab
 from tests.lab.internet import Internet
 from tests.lab.internet_content import BIG_BYTES
 from tests.redteam.egress import allowlist, configured, networked
+from tests.workloads.images import imported
 
 pytestmark = pytest.mark.needs("daemon", "image-workloads")
 
-TAR = "/var/cache/sbxd-lab/image-workloads.tar"
 LIMITS = ResourceLimits(
     cpu_millicores=2000,
     memory_bytes=1024 * MIB,
@@ -107,14 +105,8 @@ def internet() -> Iterator[Internet]:
 @pytest.fixture(scope="module")
 def image(internet: Internet) -> Iterator[str]:
     """The larger image, in the store for as long as this module's tests run."""
-    command = ["sbxctl", "image", "import", "--json", "--label", "workloads", TAR]
-    done = subprocess.run(command, capture_output=True, check=True, timeout=400)
-    digest: str = json.loads(done.stdout)["digest"]
-    try:
+    with imported("workloads") as digest:
         yield digest
-    finally:
-        removal = ["sbxctl", "image", "rm", digest]
-        subprocess.run(removal, capture_output=True, check=True, timeout=120)
 
 
 @pytest.mark.parametrize("client", CLIENTS, ids=[client.name for client in CLIENTS])

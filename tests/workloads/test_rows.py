@@ -5,7 +5,6 @@ and without a filter. The image is imported for these tests alone, since the dae
 one image otherwise.
 """
 
-import json
 import subprocess
 import tempfile
 from collections.abc import Iterator
@@ -17,11 +16,11 @@ import trio
 from sbxd.client.remote import connect
 from sbxd.port.limits import MIB, ResourceLimits
 from tests.redteam.live import WORKER_SOCKET, Live, specification
+from tests.workloads.images import imported
 from tests.workloads.rows import ROWS, Row
 
 pytestmark = pytest.mark.needs("daemon", "image-workloads")
 
-TAR = "/var/cache/sbxd-lab/image-workloads.tar"
 UNPACKED = Path("/var/lib/sbxd/unpacked")
 LIMITS = ResourceLimits(
     cpu_millicores=2000,
@@ -42,14 +41,8 @@ VARIABLES = {
 @pytest.fixture(scope="module")
 def image() -> Iterator[str]:
     """The digest of the larger image, in the store for as long as this module's tests run."""
-    command = ["sbxctl", "image", "import", "--json", "--label", "workloads", TAR]
-    done = subprocess.run(command, capture_output=True, check=True, timeout=400)
-    digest: str = json.loads(done.stdout)["digest"]
-    try:
+    with imported("workloads") as digest:
         yield digest
-    finally:
-        removal = ["sbxctl", "image", "rm", digest]
-        subprocess.run(removal, capture_output=True, check=True, timeout=120)
 
 
 async def inside(image: str, row: Row) -> tuple[str, str]:
