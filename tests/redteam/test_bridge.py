@@ -22,7 +22,7 @@ from sbxd.wire.messages import BRIDGE_FRAME_BYTES_MAX
 from tests.redteam.bridging import PROGRAM, look, upper
 from tests.redteam.live import LIMITS, admin, default_image, fresh_bridge, live, specification
 
-pytestmark = [pytest.mark.needs("daemon"), pytest.mark.also("uml")]
+pytestmark = pytest.mark.needs("daemon")
 
 REFERENCE_CLIENT = Path(__file__).parents[2] / "examples" / "bridge_client.py"
 
@@ -50,6 +50,7 @@ def everything_in_the_journal() -> bytes:
     ).stdout
 
 
+@pytest.mark.also("uml")
 async def test_a_script_calls_the_worker_with_the_reference_client() -> None:
     seen: list[bytes] = []
 
@@ -115,6 +116,7 @@ async def test_a_wrong_token_and_anothers_are_refused_and_the_right_one_still_wo
         assert found == [["REFUSED WRONG_TOKEN"] * 4, "ACCEPTED"]
 
 
+@pytest.mark.also("uml")
 async def test_it_is_no_network_and_works_without_one() -> None:
     async with live(bridge=fresh_bridge()) as sandbox:
         found = await look(
@@ -164,6 +166,7 @@ async def test_another_place_for_the_socket_is_refused_with_the_field_and_the_fi
     assert BRIDGE_SOCKET_PATH in refused.value.detail
 
 
+@pytest.mark.also("uml")
 async def test_the_socket_can_be_connected_to_and_nothing_else() -> None:
     async with live(bridge=fresh_bridge()) as sandbox:
         found = await look(
@@ -189,6 +192,7 @@ async def test_the_socket_can_be_connected_to_and_nothing_else() -> None:
     assert set(tries.values()) <= set(denied), tries
 
 
+@pytest.mark.also("uml")
 async def test_an_abstract_socket_of_that_name_is_another_and_reaches_nobody() -> None:
     async with live(bridge=fresh_bridge()) as sandbox:
         found = await look(
@@ -202,6 +206,7 @@ async def test_an_abstract_socket_of_that_name_is_another_and_reaches_nobody() -
         assert found == ["ECONNREFUSED", 0, "ACCEPTED"]
 
 
+@pytest.mark.also("uml")
 async def test_a_second_environment_reaches_only_its_own_socket() -> None:
     """While the bridge of one is open and waits, the other's is not listened on."""
     probe = PROGRAM + (

@@ -21,7 +21,7 @@ from tests.redteam.configuration import current
 from tests.redteam.egress import CLIENT, Networked, allowlist, configured, networked
 from tests.redteam.live import admin, until
 
-pytestmark = [pytest.mark.needs("daemon"), pytest.mark.also("uml")]
+pytestmark = pytest.mark.needs("daemon")
 ECHO = "files.lab-allowed.com:7777"
 WAIT_SECONDS = 60
 # A tunnel to a server that answers each byte; "ready" is a file once it is open.
@@ -103,6 +103,7 @@ async def test_a_tunnel_ends_with_its_command_whatever_ends_that(
         assert kinds == ["EgressAllowed", "EgressTunnelClosed"]
 
 
+@pytest.mark.also("uml")
 async def test_a_process_that_hides_from_its_command_has_no_tunnel_afterwards(
     internet: Internet,
 ) -> None:
@@ -117,6 +118,7 @@ async def test_a_process_that_hides_from_its_command_has_no_tunnel_afterwards(
         assert (await one.statuses("files.lab-allowed.com:443"))[0][0] == 200
 
 
+@pytest.mark.also("uml")
 async def test_the_port_cannot_be_taken_for_a_later_command(internet: Internet) -> None:
     source = """
 import errno

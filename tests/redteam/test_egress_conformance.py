@@ -22,7 +22,6 @@ from tests.redteam.live import admin
 
 pytestmark = [
     pytest.mark.needs("daemon", "root"),
-    pytest.mark.also("uml"),
     pytest.mark.gate("gate.sandbox.egress_allowlisted"),
 ]
 HOST = "files.lab-allowed.com"
@@ -61,6 +60,7 @@ async def test_a_probe_finds_what_it_is_to_find(each: EgressProbe) -> None:
 # --- test ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.also("uml")
 @pytest.mark.usefixtures("with_destinations")
 def test_the_operators_run_of_the_suite_finds_the_same_and_leaves_nothing() -> None:
     # What the tests before this one were refused is in the journal by now.

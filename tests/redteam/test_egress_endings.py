@@ -17,7 +17,7 @@ from tests.lab.internet import Internet
 from tests.redteam.egress import allowlist, configured, networked
 from tests.redteam.test_egress_abuse import HOLD, tunnels, until_ready
 
-pytestmark = [pytest.mark.needs("daemon"), pytest.mark.also("uml")]
+pytestmark = pytest.mark.needs("daemon")
 
 # Time enough to open a tunnel, also on a machine that is busy.
 LIFE_SECONDS = 25

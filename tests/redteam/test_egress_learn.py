@@ -12,7 +12,7 @@ from tests.redteam.egress import configured, networked
 from tests.redteam.egress_operator import documents, sbxctl
 from tests.redteam.live import admin
 
-pytestmark = [pytest.mark.needs("daemon", "root"), pytest.mark.also("uml")]
+pytestmark = pytest.mark.needs("daemon", "root")
 
 
 @pytest.fixture(scope="module")
