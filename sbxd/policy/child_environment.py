@@ -36,6 +36,15 @@ TIER_TWO_CONSTANTS: Mapping[str, str] = MappingProxyType(
         "PATH": IMAGE_PATH,
         "TMPDIR": "/tmp",  # noqa: S108  (a path inside the environment, private to it)
         "LANG": "C.UTF-8",
+        # The name that uid 10001 has in every image (`sbxd.launcher.kernel.image_names`).
+        "USER": "sandbox",
+        "LOGNAME": "sandbox",
+        # Output is seen as it is written.
+        "PYTHONUNBUFFERED": "1",
+        # Caches of the moment are no change of the workspace.
+        "MPLCONFIGDIR": "/tmp/.matplotlib",  # noqa: S108  (as TMPDIR)
+        # A file with a second name cannot be read back through the port.
+        "UV_LINK_MODE": "copy",
     }
 )
 # Reserved, in every case of their letters: set by the service alone, and only for a command that
@@ -50,7 +59,11 @@ PROXY_VARIABLES: Mapping[str, str] = MappingProxyType(
             ("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy"),
             f"http://{PROXY_ADDRESS}:{PROXY_PORT}",
         ),
-        **dict.fromkeys(("NO_PROXY", "no_proxy"), "localhost,127.0.0.1,::1"),
+        **dict.fromkeys(
+            ("NO_PROXY", "no_proxy"), "localhost,127.0.0.1,::1,127.0.0.0/8,0.0.0.0,sandbox"
+        ),
+        # node's fetch and https look for the others only with this (node 22.21 and later).
+        "NODE_USE_ENV_PROXY": "1",
     }
 )
 
@@ -218,7 +231,7 @@ def tier_of(name: str) -> Tier:
     upper = name.upper()
     if name in TIER_TWO_CONSTANTS or name in (BRIDGE_SOCKET_NAME, BRIDGE_TOKEN_NAME):
         return Tier.SYNTHESISED
-    if upper in PROXY_NAMES:
+    if upper in PROXY_NAMES or name in PROXY_VARIABLES:
         return Tier.SYNTHESISED
     words = upper.split("_")
     if (

@@ -53,7 +53,6 @@ answer(found)
 
 _FAMILIES = {
     "AF_ALG": (38, 5),
-    "AF_NETLINK": (16, 3),
     "AF_PACKET": (17, 3),
     "AF_VSOCK": (40, 1),
     "AF_KEY": (15, 3),
@@ -62,11 +61,22 @@ _FAMILIES = {
     "AF_CAN": (29, 3),
 }
 
+# Of netlink, NETLINK_ROUTE (0) alone may be asked, for the interfaces.
+_NETLINK = {
+    "NETLINK_SOCK_DIAG": 4,
+    "NETLINK_XFRM": 6,
+    "NETLINK_AUDIT": 9,
+    "NETLINK_NETFILTER": 12,
+    "NETLINK_KOBJECT_UEVENT": 15,
+    "NETLINK_GENERIC": 16,
+    "NETLINK_CRYPTO": 21,
+}
+
 SOCKETS = Probe(
     id="sockets",
     cases=("ESC-16", "KRN-07", "KRN-08"),
     layer=Layer.SECCOMP,
-    source=f"NAMED = {_FAMILIES!r}"
+    source=f"NAMED = {_FAMILIES!r}\nNETLINK = {_NETLINK!r}"
     + """
 types = {"stream": 1, "dgram": 2, "raw": 3, "seqpacket": 5, "dccp": 6, "packet": 10}
 made, codes = set(), set()
@@ -85,18 +95,19 @@ answer({
     "other refusals": listed(
         codes - {"EAFNOSUPPORT", "EPROTONOSUPPORT", "ESOCKTNOSUPPORT", "EPROTOTYPE"}),
     **{name: syscall(41, *words, 0) for name, words in NAMED.items()},
+    **{name: syscall(41, 16, 3, protocol) for name, protocol in NETLINK.items()},
     "a stream to a file": syscall(41, 1, 1, 0),
     "datagrams to a file": syscall(41, 1, 2, 0),
 })
 """,
     inside={
-        "made": frozenset({"10/stream/0 10/stream/6 2/stream/0 2/stream/6"}),
+        "made": frozenset({"10/stream/0 10/stream/6 16/dgram/0 16/raw/0 2/stream/0 2/stream/6"}),
         "pairs": frozenset({"1"}),
         "other refusals": _NONE,
-        **dict.fromkeys(_FAMILIES, frozenset({"EAFNOSUPPORT"})),
+        **dict.fromkeys({**_FAMILIES, **_NETLINK}, frozenset({"EAFNOSUPPORT"})),
     },
     controls={"a stream to a file": "ok", "datagrams to a file": "ok"},
-    outside={"AF_NETLINK": "ok"},
+    outside={"NETLINK_GENERIC": "ok"},
 )
 
 _REQUESTS = {

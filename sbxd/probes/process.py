@@ -129,7 +129,7 @@ answer({
 os.unlink(place)
 """,
     inside={
-        "identity": frozenset({"uid=10001 gid=10001 groups=10001"}),
+        "identity": frozenset({"uid=10001(sandbox) gid=10001(sandbox) groups=10001(sandbox)"}),
         "of the image": _NONE,
     },
     controls={"chmod": "ok", "the bit": "ok"},

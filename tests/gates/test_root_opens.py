@@ -73,6 +73,8 @@ BY_NAME: Mapping[str, tuple[Whose, str]] = {
     "sbxd.launcher.kernel.hostpaths::operator_profiles": (Whose.ROOT, "/etc/sbxd; owner and mode"),
     "sbxd.launcher.kernel.hostpaths::private_directory": (Whose.ROOT, "/var/lib/sbxd"),
     "sbxd.launcher.kernel.hostpaths::state_disk": (Whose.KERNEL, "/sys/dev/block"),
+    "sbxd.launcher.kernel.image_names::_kept": (Whose.SEALED, "a descriptor"),
+    "sbxd.launcher.kernel.image_names::_write": (Whose.SEALED, "a descriptor"),
     "sbxd.launcher.kernel.inventory::_backing_device": (Whose.KERNEL, "/dev/loop"),
     "sbxd.launcher.kernel.inventory::_cgroups": (Whose.KERNEL, "/sys/fs/cgroup"),
     "sbxd.launcher.kernel.inventory::_mounts": (Whose.KERNEL, "/proc/self"),
@@ -136,7 +138,9 @@ _OF_PATHS = frozenset(
     {"read_text", "read_bytes", "write_text", "write_bytes", "iterdir", "glob", "rglob", "touch"}
     | {"symlink_to", "hardlink_to", "unlink", "chmod", "mkdir", "open"}
 )
-_NOT_FOLLOWING = re.compile(r"O_NOFOLLOW|O_EXCL|O_TMPFILE|_OPEN_DIRECTORY|_FOLDER|_NEW\b|\bflags\b")
+_NOT_FOLLOWING = re.compile(
+    r"O_NOFOLLOW|O_EXCL|O_TMPFILE|_OPEN_DIRECTORY|_FOLDER|_NEW\b|_OLD\b|\bflags\b"
+)
 
 
 def opens(tree: ast.Module) -> Iterator[tuple[str, bool, bool]]:

@@ -56,10 +56,14 @@ def thread() -> None:
     worker.join()
 
 
+def test_the_interfaces_may_be_asked_for() -> None:
+    assert outcome(socket.if_nameindex, ProfileName.WORKLOAD) == "done"
+
+
 @pytest.mark.parametrize(
     ("attempt", "refusal"),
     [
-        (lambda: socket.socket(socket.AF_NETLINK, socket.SOCK_RAW), "EAFNOSUPPORT"),
+        (lambda: socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 16), "EAFNOSUPPORT"),
         (lambda: socket.socket(socket.AF_INET, socket.SOCK_DGRAM), "EPROTONOSUPPORT"),
         (lambda: os.setgroups([]), "EPERM"),
         (lambda: syscalls.unshare(syscalls.CLONE_NEWUSER), "EPERM"),

@@ -44,6 +44,7 @@ async def test_with_both_yeses_the_proxy_serves_exactly_while_the_command_runs(
         assert network.use.run_id == "run"
         assert PROXY_VARIABLES.keys() == {
             *("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy", "NO_PROXY", "no_proxy"),
+            "NODE_USE_ENV_PROXY",
         }
         for name, value in PROXY_VARIABLES.items():
             assert variables(world)[name.encode()] == value.encode()

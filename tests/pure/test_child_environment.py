@@ -45,6 +45,11 @@ BASE = {
     "PATH": IMAGE_PATH,
     "TMPDIR": "/tmp",
     "LANG": "C.UTF-8",
+    "USER": "sandbox",
+    "LOGNAME": "sandbox",
+    "PYTHONUNBUFFERED": "1",
+    "MPLCONFIGDIR": "/tmp/.matplotlib",
+    "UV_LINK_MODE": "copy",
 }
 
 

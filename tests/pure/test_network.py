@@ -66,7 +66,8 @@ def test_the_variables_come_with_the_network_and_never_without() -> None:
 
 
 def test_the_proxys_variables_are_reserved_in_every_case() -> None:
-    assert {name.upper() for name in PROXY_VARIABLES} <= PROXY_NAMES
+    assert {name.upper() for name in PROXY_VARIABLES} <= PROXY_NAMES | {"NODE_USE_ENV_PROXY"}
+    assert all(tier_of(name) is Tier.SYNTHESISED for name in PROXY_VARIABLES)
     for name in PROXY_NAMES:
         for spelled in (name, name.lower(), name.title()):
             assert tier_of(spelled) is Tier.SYNTHESISED

@@ -92,6 +92,45 @@ async def test_the_kernel_shows_one_interface_no_route_and_another_namespace() -
     assert "lo" in _interfaces(Path("/proc/self")), "the control: the reader reads"
 
 
+# What changes something of a network, by the number of its message, with enough zeros behind it.
+CHANGES = {
+    "RTM_NEWLINK": 16,
+    "RTM_DELLINK": 17,
+    "RTM_SETLINK": 19,
+    "RTM_NEWADDR": 20,
+    "RTM_NEWROUTE": 24,
+    "RTM_NEWNEIGH": 28,
+    "RTM_NEWRULE": 32,
+    "RTM_NEWQDISC": 36,
+    "RTM_NEWTFILTER": 44,
+    "RTM_NEWNSID": 88,
+}
+ASKS = f"""
+import errno, socket, struct
+CHANGES = {CHANGES!r}
+asked = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 0)
+asked.settimeout(30)
+def change(kind):
+    body = bytes(64)
+    asked.send(struct.pack("IHHII", 16 + len(body), kind, 1 | 4, 1, 0) + body)
+    code = struct.unpack_from("i", asked.recv(4096), 16)[0]
+    return errno.errorcode.get(-code, str(code))
+answer({{
+    "names": [name for _, name in socket.if_nameindex()],
+    **{{name: change(kind) for name, kind in CHANGES.items()}},
+    "afterwards": [name for _, name in socket.if_nameindex()],
+}})
+"""
+
+
+@pytest.mark.case("KRN-08")
+async def test_the_interfaces_can_be_listed_and_nothing_of_them_changed() -> None:
+    async with live() as environment:
+        found = await environment.look(ASKS)
+    assert (found.pop("names"), found.pop("afterwards")) == (["lo"], ["lo"])
+    assert found == dict.fromkeys(CHANGES, "EPERM")
+
+
 def _interfaces(process: Path) -> list[str]:
     lines = (process / "net/dev").read_text().splitlines()[2:]
     return [line.split(":")[0].strip() for line in lines]

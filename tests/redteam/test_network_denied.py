@@ -127,7 +127,8 @@ async def test_with_both_the_same_program_finds_the_proxy_and_nothing_more(
         found = json.loads(result.stdout)
         assert found["proxy"] == "ok"
         assert found["variables"] == [
-            *("HTTPS_PROXY", "HTTP_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "no_proxy")
+            *("HTTPS_PROXY", "HTTP_PROXY", "NODE_USE_ENV_PROXY", "NO_PROXY"),
+            *("http_proxy", "https_proxy", "no_proxy"),
         ]
         assert set(found["direct"]) <= set(NO_ROUTE)
         assert found["lookup"] == "refused"

@@ -38,7 +38,7 @@ run() {
     chromium --headless --no-sandbox --disable-gpu --user-data-dir=/tmp/profile "$@" \\
         "file://$PWD/page.html" 2>>log || { cat log; exit 1; }
 }
-run --dump-dom | grep -o 'after [0-9]*'
+run --dump-dom | grep -o '>after [0-9]*'
 run --screenshot="$PWD/page.png" --window-size=200,100 >/dev/null
 head -c 8 page.png | od -An -c | tr -d ' '
 """
@@ -72,7 +72,7 @@ PROGRAMS = (
         "Chromium",
         "headless, a page with a script, a screenshot",
         CHROMIUM,
-        "after 42\n211PNG\\r\\n032\\n\n",
+        ">after 42\n211PNG\\r\\n032\\n\n",
     ),
     Program(
         "Jupyter", "starts a kernel and runs two cells in it", JUPYTER, "the kernel keeps 42\n"

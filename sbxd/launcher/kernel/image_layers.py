@@ -17,6 +17,7 @@ import os
 import re
 from typing import IO, Final, cast
 
+from sbxd.launcher.kernel.image_names import add_names
 from sbxd.launcher.kernel.image_stream import LayerStream
 from sbxd.launcher.kernel.image_tar import Extractor, Room, add_mount_points
 from sbxd.oci import documents
@@ -106,6 +107,7 @@ def _lay(image_digest: str, room: Room, channel: int, root: int) -> None:
         laid.add(blob.digest)
     try:
         add_mount_points(root)
+        add_names(root)
     except BadArchive as problem:
         raise BadArchive(f"layer {len(manifest.layers)} is refused: {problem}") from None
 
