@@ -128,7 +128,8 @@ async def test_the_interfaces_can_be_listed_and_nothing_of_them_changed() -> Non
     async with live() as environment:
         found = await environment.look(ASKS)
     assert (found.pop("names"), found.pop("afterwards")) == (["lo"], ["lo"])
-    assert found == dict.fromkeys(CHANGES, "EPERM")
+    assert found.keys() == CHANGES.keys()
+    assert set(found.values()) <= {"EPERM", "EACCES"}, "Linux says the first, gVisor the second"
 
 
 def _interfaces(process: Path) -> list[str]:
