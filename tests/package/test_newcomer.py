@@ -100,6 +100,13 @@ class Walk:
     purged: frozenset[str] = frozenset()
     done: dict[str, Done] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
+    started: float = 0.0
+
+    def step(self, name: str, done: Done) -> Done:
+        """Keep what came of it, and when."""
+        self.done[name] = done
+        self.seconds[name] = time.monotonic() - self.started
+        return done
 
 
 def documented() -> list[tuple[str, str]]:
@@ -122,18 +129,11 @@ def walk(package: Path, place: Place) -> Walk:
         host.run("ln", "-s", IMAGE, f"{IN_LAB}/rootfs.tar").ok()
         host.run("useradd", "--no-create-home", "alice").ok()
         seen.before = host.inventory()
-        started = time.monotonic()
-
-        def step(name: str, done: Done) -> Done:
-            seen.done[name] = done
-            seen.seconds[name] = time.monotonic() - started
-            return done
-
+        seen.started = time.monotonic()
         for user, command in documented():
-            done = host.as_user(user, "/bin/sh", "-c", f"cd {IN_LAB} && {command}")
-            step(command, done)
+            seen.step(command, host.as_user(user, "/bin/sh", "-c", f"cd {IN_LAB} && {command}"))
             if command == INSTALL and place.configure is not None:
-                step("configure", host.shell(place.configure)).ok()
+                seen.step("configure", host.shell(place.configure)).ok()
         _look_closer(host, seen)
         _leave(host, seen)
     return seen
@@ -141,24 +141,29 @@ def walk(package: Path, place: Place) -> Walk:
 
 def _look_closer(host: Host, seen: Walk) -> None:
     # One sandbox for both: in emulation each takes a minute and more.
-    seen.done["kernel and label"] = host.as_user(
-        *("alice", "sbxctl", "run", "--json", "--", "sh", "-c"),
-        "cat /proc/version; cat /proc/self/attr/current 2>/dev/null",
+    seen.step(
+        "kernel and label",
+        host.as_user(
+            *("alice", "sbxctl", "run", "--json", "--", "sh", "-c"),
+            "cat /proc/version; cat /proc/self/attr/current 2>/dev/null",
+        ),
     )
-    seen.done["kernel of the host"] = host.run("cat", "/proc/version")
-    seen.done["limit"] = host.as_user(
-        *("alice", "sbxctl", "run", "--memory=64M", "--", "python3", "-c", HUNGRY)
+    seen.step("kernel of the host", host.run("cat", "/proc/version"))
+    seen.step(
+        "limit",
+        host.as_user(*("alice", "sbxctl", "run", "--memory=64M", "--", "python3", "-c", HUNGRY)),
     )
-    seen.done["label of the daemon"] = host.shell(
-        "cat /proc/$(systemctl show -P MainPID sbxd)/attr/current"
+    seen.step(
+        "label of the daemon",
+        host.shell("cat /proc/$(systemctl show -P MainPID sbxd)/attr/current"),
     )
-    seen.done["profiles"] = host.shell(f"cat {PROFILES} 2>/dev/null || true")
-    seen.done["configuration"] = host.run("cat", CONFIGURATION)
-    seen.done["verify"] = host.shell("cd /; dpkg --verify sbxd")
+    seen.step("profiles", host.shell(f"cat {PROFILES} 2>/dev/null || true"))
+    seen.step("configuration", host.run("cat", CONFIGURATION))
+    seen.step("verify", host.shell("cd /; dpkg --verify sbxd"))
     python = ("/usr/bin/python3", "-IS", "-c", WORKER)
-    seen.done["no credential"] = host.run(*python)
+    seen.step("no credential", host.run(*python))
     credential = host.run("cat", "/etc/sbxd/service-credential").ok()
-    seen.done["the credential"] = host.run(*python, credential)
+    seen.step("the credential", host.run(*python, credential))
 
 
 def _leave(host: Host, seen: Walk) -> None:
@@ -167,12 +172,13 @@ def _leave(host: Host, seen: Walk) -> None:
         *("systemd-run", "--unit=sleeper", "--property=StandardOutput=file:/tmp/sleeper"),
         *("--uid=alice", "sbxctl", "run", "--", "python3", "-c", SLEEPER),
     ).ok()
-    host.shell(
+    up = host.shell(
         "until grep -q up /tmp/sleeper; do "
         "systemctl is-active -q sleeper || { cat /tmp/sleeper; exit 1; }; sleep 0.5; done"
-    ).ok()
+    )
+    seen.step("a sandbox that runs", up).ok()
     seen.running = host.inventory()
-    seen.done["purge"] = host.apt("purge", "sbxd")
+    seen.step("purge", host.apt("purge", "sbxd"))
     host.run("systemctl", "stop", "sleeper")
     host.run("systemctl", "reset-failed", "sleeper")
     seen.purged = host.inventory()

@@ -68,6 +68,8 @@ def sample(info: inspect.Type) -> Any:
             return next(iter(enum))
         case inspect.VarTupleType(item_type=item):
             return (sample(item),)
+        case inspect.TupleType(item_types=items):
+            return tuple(sample(each) for each in items)
         case inspect.DictType(key_type=key, value_type=value):
             return {sample(key): sample(value)}
         case inspect.UnionType(types=types):
