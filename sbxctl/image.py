@@ -162,10 +162,15 @@ def pull_(socket: str, digest: str | None, label: str, as_json: bool, reference:
 def build(
     socket: str, suite: str, packages: tuple[str, ...], output: Path | None, as_json: bool
 ) -> None:
-    """Make a Debian image with Python by mmdebstrap, and import it."""
+    """Make a Debian image with Python by mmdebstrap, and import it.
+
+    It takes some minutes and says on stderr what it is at.
+    """
     chosen = packages or DEFAULT_PACKAGES
+    tell(f"building Debian {suite} with {' '.join(chosen)}: this takes some minutes", err=True)
     if output is not None:
         build_debian(output, suite=suite, packages=chosen)
+        tell(f"{output} is written ({human_bytes(output.stat().st_size)})", err=True)
         return
 
     async def verb(admin: AdminClient) -> int:
@@ -174,6 +179,7 @@ def build(
             await trio.to_thread.run_sync(
                 partial(build_debian, tar_path, suite=suite, packages=chosen)
             )
+            tell(f"importing {human_bytes(tar_path.stat().st_size)}", err=True)
             with prepared(tar_path, ImageFormat.ROOTFS) as tar:
                 found = await _upload(admin, tar, label=f"debian {suite}: {' '.join(chosen)}")
         return _imported(found, as_json=as_json)
@@ -232,8 +238,8 @@ def prune(socket: str, dry_run: bool, yes: bool, as_json: bool) -> None:
 
     Shows what would go and asks first; where nobody can be asked, --yes is needed.
 
-    Kept are images with an alias, images that an environment or a slot of the reserve stands on,
-    and the only image that there is. `image ls` shows what holds each.
+    Images with an alias, images that an environment or a prepared sandbox uses, and the default
+    image are kept. `image ls` shows what holds each.
     """
 
     if not (dry_run or yes) and not sys.stdin.isatty():
@@ -264,8 +270,10 @@ def prune(socket: str, dry_run: bool, yes: bool, as_json: bool) -> None:
             for digest in removed:
                 tell(printable(digest))
             verdict = "would go" if dry_run else "removed"
+            images = "image" if len(removed) == 1 else "images"
             tell(
-                f"{len(removed)} images {verdict} ({human_bytes(freed)} packed), {len(after)} kept",
+                f"{len(removed)} {images} {verdict} ({human_bytes(freed)} packed), "
+                f"{len(after)} kept",
                 err=True,
             )
         return Exit.OK

@@ -26,6 +26,8 @@ def build_debian(out: Path, *, suite: str, packages: tuple[str, ...]) -> None:
         "--aptopt=Apt::Install-Recommends false",
         '--customize-hook=rm -rf "$1"/var/cache/apt "$1"/var/lib/apt/lists/* "$1"/usr/share/doc/*',
         '--customize-hook=mkdir -p "$1"/workspace',
+        # mmdebstrap leaves the builder's: its name and its resolver's address.
+        '--customize-hook=: >"$1"/etc/hostname; : >"$1"/etc/resolv.conf',
         "--quiet",
         suite,
         str(out),

@@ -2,6 +2,7 @@
 
 import os
 import re
+import signal
 import stat
 import sys
 from collections.abc import Sequence
@@ -31,6 +32,7 @@ from sbxd.port.errors import (
     ExecutionUnavailable,
     PortError,
     RejectedCode,
+    SandboxEscapeSuspected,
     UnavailableCode,
     WorkspaceError,
     WorkspaceEscape,
@@ -166,6 +168,45 @@ async def execute_in(
             live.end()
 
 
+async def execute_until_interrupted(
+    admin: AdminClient,
+    handle: EnvironmentHandle,
+    command: ExecutionCommand,
+    timings: Timings,
+    *,
+    live: Output | None,
+) -> tuple[ExecutionResult | None, bool]:
+    """As `execute_in`, and Ctrl-C cancels the command.
+
+    Returns the result, of a cancelled command too, and whether it was cancelled here. The result
+    is None when the service did not say in time what came of it.
+    """
+    results: list[ExecutionResult] = []
+    problems: list[Exception] = []
+    is_interrupted = False
+
+    async def execute(scope: trio.CancelScope) -> None:
+        try:
+            results.append(
+                await execute_in(
+                    admin, handle, command, timings, live=live, on_cancelled=results.append
+                )
+            )
+        except (ExecutionRejected, ExecutionUnavailable, SandboxEscapeSuspected) as problem:
+            problems.append(problem)
+        scope.cancel()
+
+    with trio.open_signal_receiver(signal.SIGINT) as signals:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(execute, nursery.cancel_scope)
+            async for _ in signals:
+                is_interrupted = True
+                nursery.cancel_scope.cancel()
+    if problems:
+        raise problems[0]
+    return (results[0] if results else None), is_interrupted
+
+
 async def destroy(admin: AdminClient, handle: EnvironmentHandle) -> None:
     """A service that is ending ends every environment itself: no reason to lose a result.
     An environment that is not yet proven gone is reported on stderr."""
@@ -293,9 +334,11 @@ def run(
             workspace = admin.workspace(handle)
             for transfer in puts:
                 await put_file(workspace, transfer)
-            result = await execute_in(
+            result, is_interrupted = await execute_until_interrupted(
                 admin, handle, command, timings, live=None if as_json else output(raw=raw)
             )
+            if result is None:
+                return Exit.INTERRUPTED
             if not as_json:
                 show_result(result, out=console())
             not_fetched = await _fetch(workspace, result, gets)
@@ -306,6 +349,8 @@ def run(
             print_json(_document(handle, result, timings, not_fetched))
         for each in not_fetched:
             say(f"--get {each.name}: {each.reason}")
+        if is_interrupted:
+            return Exit.INTERRUPTED
         return _code(result) or (Exit.WORKSPACE if not_fetched else Exit.OK)
 
     run_verb(socket, verb)
@@ -356,13 +401,15 @@ def execute(
         )
         timings = Timings(started=monotonic())
         timings.provisioned = timings.started
-        result = await execute_in(
+        result, is_interrupted = await execute_until_interrupted(
             admin, info.handle, command, timings, live=None if as_json else output(raw=raw)
         )
+        if result is None:
+            return Exit.INTERRUPTED
         if as_json:
             print_json(_document(info.handle, result, timings, []))
         else:
             show_result(result, out=console())
-        return _code(result)
+        return Exit.INTERRUPTED if is_interrupted else _code(result)
 
     run_verb(socket, verb)

@@ -69,8 +69,7 @@ def image_digest(asked: str | None, described: Described) -> str:
         if described.default_image is None:
             raise ExecutionRejected(
                 RejectedCode.UNKNOWN_IMAGE,
-                "no default image: name one with --image, or set images.default; "
-                "a store that holds exactly one image needs neither",
+                "there is no image: make one with `sbxctl image build`, or import one",
                 field="image_digest",
             )
         return described.default_image

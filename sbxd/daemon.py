@@ -246,7 +246,7 @@ async def _assemble(
             back_stop_seconds=back_stop_seconds(settings),
         )
         clock = Clock(wall=_utc_now, new_id=_new_environment_id)
-        registry = Registry(parts, settings, clock, lambda: images.known())
+        registry = Registry(parts, settings, clock, lambda: images.known_in_order())
         images = image_store(settings, mechanism, RegistryUsers(registry))
         await open_images(settings, images, audit, log)
         lease_reaper = LeaseReaper(

@@ -93,7 +93,7 @@ def image_store(settings: Settings, unpacker: Unpacker, users: Users) -> ImageSt
     return ImageStore(
         Path(settings.state_directory) / "images",
         unpacker,
-        aliases=dict(settings.images.aliases),
+        settings=settings.images,
         users=users,
         limiter=trio.CapacityLimiter(FILE_THREADS),
     )

@@ -4,7 +4,7 @@ Joins what the port promises: admission before anything is touched, ownership be
 done, the audit and the consequences around every command. Holds no state of its own.
 """
 
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 
@@ -58,7 +58,7 @@ class LocalEnvironments:
         mechanism: Mechanism,
         reconciler: Reconciler,
         lease_reaper: LeaseReaper,
-        known_images: Callable[[], frozenset[str]],
+        known_images: Callable[[], Collection[str]],
     ) -> None:
         self._registry = registry
         self._provisioner = provisioner

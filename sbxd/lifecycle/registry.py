@@ -10,7 +10,7 @@ rests on it are one step.
 """
 
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -76,7 +76,7 @@ def back_stop_seconds(settings: Settings) -> int:
     )
 
 
-def reserve_profile(settings: Settings, known_images: Collection[str]) -> SlotProfile | None:
+def reserve_profile(settings: Settings, known_images: Sequence[str]) -> SlotProfile | None:
     """What the reserve prepares in any case: the default image with the default limits, which may
     be raised to the ceilings, and the proxy's port where the operator lists destinations; None
     without an image."""
@@ -99,7 +99,7 @@ class Registry:
         parts: Parts,
         settings: Settings,
         clock: Clock,
-        known_images: Callable[[], frozenset[str]],
+        known_images: Callable[[], Sequence[str]],
     ) -> None:
         self._parts = parts
         self._settings = settings

@@ -4,17 +4,17 @@ Invariant: pure. A configured default stands also while its image is not in the 
 for it is then told which digest is missing.
 """
 
-from collections.abc import Collection
+from collections.abc import Sequence
 
 from sbxd.settings import ImageSettings
 
 
-def default_image(settings: ImageSettings, known: Collection[str]) -> str | None:
-    """The digest that the configured default alias names; without one, the only image there is.
+def default_image(settings: ImageSettings, known: Sequence[str]) -> str | None:
+    """The digest that the configured default alias names; without one, the first that was imported.
 
-    known: the digests of the image store. None without a default alias, unless there is exactly
-    one image.
+    known: the digests of the image store, in the order of import. None without a default alias
+    and without an image.
     """
     if settings.default is not None:
         return settings.aliases.get(settings.default)
-    return next(iter(known)) if len(known) == 1 else None
+    return known[0] if known else None

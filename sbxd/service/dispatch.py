@@ -314,7 +314,7 @@ class Dispatch:
             deployment_mode=settings.deployment_mode,
             default_limits=settings.limits.defaults,
             ceilings=settings.limits.ceilings,
-            default_image=default_image(settings.images, {image.digest for image in images}),
+            default_image=default_image(settings.images, [image.digest for image in images]),
             image_aliases=settings.images.aliases,
             destinations=settings.egress.destinations,
             reserve_ready=description.reserve_ready,

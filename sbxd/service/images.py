@@ -31,6 +31,7 @@ from sbxd.lifecycle.finalize import BudgetSpent, within_shield
 from sbxd.mechanism.protocol import MechanismError
 from sbxd.oci import media
 from sbxd.oci.documents import Descriptor, InvalidImage, Manifest
+from sbxd.policy.images import default_image
 from sbxd.port.errors import (
     ExecutionRejected,
     ExecutionUnavailable,
@@ -45,6 +46,7 @@ from sbxd.service.image_blobs import (
     digest_of,
     write_all,
 )
+from sbxd.settings import ImageSettings
 from sbxd.wire.descriptions import ImageHold, ImageInfo
 from sbxd.wire.messages import ImageFormat, ImageImport
 
@@ -93,8 +95,8 @@ class Users(Protocol):
 class ImageStore:
     """Imports, lists and removes images below one directory.
 
-    directory: owned by the daemon. aliases: name to digest, from the configuration. users: who
-    stands on the images. limiter: admits the store's blocking file work.
+    directory: owned by the daemon. settings: the names of digests, and which is the default.
+    users: who stands on the images. limiter: admits the store's blocking file work.
     """
 
     def __init__(
@@ -102,14 +104,15 @@ class ImageStore:
         directory: Path,
         unpacker: Unpacker,
         *,
-        aliases: dict[str, str],
+        settings: ImageSettings,
         users: Users,
         limiter: trio.CapacityLimiter,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
         self._blobs = BlobStore(directory)
         self._unpacker = unpacker
-        self._aliases = aliases
+        self._settings = settings
+        self._aliases = settings.aliases
         self._users = users
         self._limiter = limiter
         self._now = now
@@ -149,8 +152,12 @@ class ImageStore:
 
     def known(self) -> frozenset[str]:
         """The digests that a specification may name."""
-        listed = frozenset(entry.digest for entry in self._blobs.entries)
-        return listed - self._unusable - self._leaving
+        return frozenset(self.known_in_order())
+
+    def known_in_order(self) -> tuple[str, ...]:
+        """The same, in the order of import."""
+        left_out = self._unusable | self._leaving
+        return tuple(e.digest for e in self._blobs.entries if e.digest not in left_out)
 
     async def import_image(self, request: ImageImport, chunks: AsyncIterator[bytes]) -> ImageInfo:
         """Store one image (an uncompressed tar of exactly request.size_bytes) and unpack it.
@@ -382,7 +389,7 @@ class ImageStore:
         )
 
     def _holds(self, digest: str) -> tuple[ImageHold, ...]:
-        """Why a prune keeps the image. The only image that there is, is the default one."""
+        """Why a prune keeps the image."""
         found = []
         if self._names(digest):
             found.append(ImageHold.ALIAS)
@@ -390,7 +397,7 @@ class ImageStore:
             found.append(ImageHold.ENVIRONMENT)
         if self._users.reserved(digest):
             found.append(ImageHold.RESERVE)
-        if len(self._blobs.entries) == 1:
+        if digest == default_image(self._settings, self.known_in_order()):
             found.append(ImageHold.DEFAULT)
         return tuple(found)
 

@@ -162,7 +162,7 @@ async def test_an_image_that_is_not_there_yet_is_waited_for(
 ) -> None:
     known: set[str] = set()
     async with open_world(
-        tmp_path, settings=WITH_RESERVE, known_images=lambda: frozenset(known)
+        tmp_path, settings=WITH_RESERVE, known_images=lambda: sorted(known)
     ) as world:
         await trio.sleep(100)
         assert world.mechanism.calls == []
@@ -177,7 +177,7 @@ async def test_slots_of_an_image_that_is_removed_give_way(
 ) -> None:
     known = {IMAGE}
     async with open_world(
-        tmp_path, settings=WITH_RESERVE, known_images=lambda: frozenset(known)
+        tmp_path, settings=WITH_RESERVE, known_images=lambda: sorted(known)
     ) as world:
         await trio.sleep(100)
         assert world.registry.images_in_use() == {}
@@ -196,7 +196,7 @@ async def test_an_image_is_free_for_its_removal_once_its_environment_is_proven_g
 ) -> None:
     """Whoever destroyed it has its answer, and its record is not taken yet."""
     known = {IMAGE}
-    async with open_world(tmp_path, known_images=lambda: frozenset(known)) as world:
+    async with open_world(tmp_path, known_images=lambda: sorted(known)) as world:
         handle = await world.environments.provision(WORKER, spec())
         assert world.registry.images_in_use() == {IMAGE: 1}
         world.sink.fail()

@@ -219,7 +219,7 @@ async def open_world(
     settings: Settings = DEFAULT,
     script: Script | None = None,
     budgets: Budgets | None = None,
-    known_images: Callable[[], frozenset[str]] = lambda: frozenset({IMAGE}),
+    known_images: Callable[[], Sequence[str]] = lambda: (IMAGE,),
     fail_write_at: int | None = None,
     fail_emit_at: int | None = None,
     authorities: Sequence[LeaseAuthority] = (),

@@ -61,7 +61,7 @@ async def test_describe_tells_the_settings_and_the_lifecycles_part(
     assert described.image_aliases == {"py": "sha256:" + "1" * 64}
 
 
-async def test_the_only_image_is_the_default_and_of_two_none_is(
+async def test_the_first_image_is_the_default_and_a_second_changes_nothing(
     autojump_clock: MockClock,
 ) -> None:
     async with memory_daemon(SCRIPT) as daemon, daemon.channel(Door.ADMIN) as channel:
@@ -69,8 +69,10 @@ async def test_the_only_image_is_the_default_and_of_two_none_is(
         assert (await admin.describe()).default_image is None
         one = await admin.image_import(chunks(1000, 24), 1024, label="one")
         assert (await admin.describe()).default_image == one.digest
-        await admin.image_import(chunks(2048), 2048)
-        assert (await admin.describe()).default_image is None
+        two = await admin.image_import(chunks(2048), 2048)
+        assert (await admin.describe()).default_image == one.digest
+        await admin.image_remove(one.digest)
+        assert (await admin.describe()).default_image == two.digest
 
 
 async def test_what_is_quarantined_is_shown_as_posture(autojump_clock: MockClock) -> None:

@@ -407,11 +407,11 @@ async def test_what_holds_each_image_is_said(bench: Bench) -> None:
     first = (await put(store, layout(ONE)[0].tar())).digest
     assert (await store.list())[0].held_by == (ImageHold.DEFAULT,)
     second = (await put(store, layout(TWO)[0].tar())).digest
-    assert [image.held_by for image in await store.list()] == [(), ()]
+    assert [image.held_by for image in await store.list()] == [(ImageHold.DEFAULT,), ()]
     bench.used[first], bench.slots[first] = 1, 2
     store = await bench.opened({"name": second})
     assert [image.held_by for image in await store.list()] == [
-        (ImageHold.ENVIRONMENT, ImageHold.RESERVE),
+        (ImageHold.ENVIRONMENT, ImageHold.RESERVE, ImageHold.DEFAULT),
         (ImageHold.ALIAS,),
     ]
 

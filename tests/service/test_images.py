@@ -20,6 +20,7 @@ from sbxd.port.errors import (
     UnavailableCode,
 )
 from sbxd.service.images import ImageStore
+from sbxd.settings import ImageSettings
 from sbxd.wire.descriptions import ImageInfo
 from sbxd.wire.messages import ImageImport
 
@@ -78,7 +79,7 @@ class Bench:
         store = ImageStore(
             self.folder,
             self.unpacker,
-            aliases=aliases or {},
+            settings=ImageSettings(aliases=aliases or {}),
             users=self,
             limiter=trio.CapacityLimiter(2),
             now=lambda: self.now,
