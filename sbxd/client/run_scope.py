@@ -47,6 +47,8 @@ ResultT = TypeVar("ResultT")
 
 _LOG = logging.getLogger("sbxd.client")
 _GONE = (RejectedCode.ENVIRONMENT_GONE, UnavailableCode.ENVIRONMENT_LOST)
+# The environment ended with its owner's connection: there is nobody to ask for its end.
+_DISCONNECTED = (UnavailableCode.UNREACHABLE, UnavailableCode.SHUTTING_DOWN)
 
 
 class ScopeEnded(Exception):
@@ -228,6 +230,8 @@ class RunScope:
         if isinstance(error, BudgetExhausted | StaleLease | SandboxEscapeSuspected):
             self._halt = error
             await self._discard()
+        elif isinstance(error, ExecutionUnavailable) and error.code in _DISCONNECTED:
+            self._handle = None
         elif isinstance(error, ExecutionRejected | ExecutionUnavailable) and error.code in _GONE:
             await self._discard()
 

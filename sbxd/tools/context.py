@@ -87,6 +87,10 @@ def told_to_the_model(tool: ToolSpec) -> Iterator[None]:
     except ExecutionUnavailable as error:
         if error.code is UnavailableCode.ENVIRONMENT_LOST:
             raise ToolRefused(GONE) from error
+        if error.code in (UnavailableCode.UNREACHABLE, UnavailableCode.SHUTTING_DOWN):
+            raise ToolUnavailable(
+                f"{error.code}: {error.detail}. Call again later: {GONE}"
+            ) from error
         raise ToolUnavailable(f"{error.code}: {error.detail}") from error
     except ArtifactIntegrityError as error:
         raise ToolUnavailable(f"nothing was stored: {error.detail}") from error

@@ -9,7 +9,7 @@ import secrets
 import socket
 import stat
 from collections.abc import AsyncIterator, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,8 +17,9 @@ import anyio
 import click
 
 from sbxd.artifacts.opening import Artifacts, open_artifacts
-from sbxd.client.remote import connect
-from sbxd.client.run_scope import RunScope, remote_workspaces
+from sbxd.client.reconnecting import reconnecting
+from sbxd.client.remote import RemoteExecutionEnvironment, connect
+from sbxd.client.run_scope import RunScope
 from sbxd.policy.child_environment import OperatorNamesRefused
 from sbxd.port.artifact import ArtifactUnavailable
 from sbxd.port.environment import EnvironmentSpec
@@ -144,11 +145,15 @@ class _Sessions:
         settings = self._settings.mcp
         assert settings is not None
         specification = specification_of(settings, self._environment)
-        async with (
-            connect(
+
+        def connection() -> AbstractAsyncContextManager[RemoteExecutionEnvironment]:
+            return connect(
                 settings.socket, credential=self._credential, client_name="sbxd-worker mcp"
-            ) as environment,
-            RunScope(environment, specification, remote_workspaces(environment)) as scope,
+            )
+
+        async with (
+            reconnecting(connection) as environments,
+            RunScope(environments, specification, environments.workspace) as scope,
         ):
             profile = Profile(settings.allowed, settings.package_registries)
             yield session_of(scope, self._artifacts, profile)

@@ -29,6 +29,7 @@ SHIELDS: Mapping[str, str] = {
     "sbxd.egress.recording": "a record that has begun is kept or known not to be, 5 s at most",
     "sbxd.artifacts.store": "what a failed or cancelled put has begun is removed",
     "sbxd.client.local_workspace": "what a cancelled write has begun is removed",
+    "sbxd.client.reconnecting": "a connection outlives the destroy of a cancelled run, 30 s",
     "sbxd.client.run_scope": "the environment of a run is destroyed on every way out",
     "sbxd.client.remote": "a cancelled command's output is waited for, 2 s; its connection, 30 s",
     "sbxd.client.leases": "an environment that is not handed out is destroyed, its lease given up",

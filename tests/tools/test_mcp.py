@@ -348,9 +348,10 @@ def patient_client(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @contextmanager
-def fake_daemon(tmp_path: Path) -> Iterator[Path]:
-    """The configuration of a worker tier whose daemon is a program with the fake."""
+def daemon_program(tmp_path: Path) -> Iterator[None]:
+    """A daemon with the fake, as a program."""
     socket_path = tmp_path / "worker.sock"
+    socket_path.unlink(missing_ok=True)
     daemon = subprocess.Popen(
         [sys.executable, "-m", "tests.tools.fake_daemon", str(socket_path), str(tmp_path / "log")],
         stdin=subprocess.PIPE,
@@ -361,18 +362,30 @@ def fake_daemon(tmp_path: Path) -> Iterator[Path]:
     assert daemon.stdout is not None
     try:
         assert daemon.stdout.readline() == b"ready\n"
-        (tmp_path / "store").mkdir(mode=0o700)
-        config = tmp_path / "worker.toml"
-        config.write_text(
-            f'[artifacts]\ndirectory = "{tmp_path}/store"\n'
-            f'[mcp]\nsocket = "{socket_path}"\ntenant_id = "tenant-a"\n'
-            f'image_digest = "sha256:{"a" * 64}"\n'
-        )
-        yield config
+        yield
     finally:
         daemon.stdin.close()
         daemon.wait(60)
         daemon.stdout.close()
+
+
+def configuration(tmp_path: Path) -> Path:
+    """Of a worker tier whose daemon is that program."""
+    (tmp_path / "store").mkdir(mode=0o700)
+    config = tmp_path / "worker.toml"
+    config.write_text(
+        f'[artifacts]\ndirectory = "{tmp_path}/store"\n'
+        f'[mcp]\nsocket = "{tmp_path}/worker.sock"\ntenant_id = "tenant-a"\n'
+        f'image_digest = "sha256:{"a" * 64}"\n'
+    )
+    return config
+
+
+@contextmanager
+def fake_daemon(tmp_path: Path) -> Iterator[Path]:
+    """The configuration of a worker tier, with its daemon."""
+    with daemon_program(tmp_path):
+        yield configuration(tmp_path)
 
 
 @pytest.mark.usefixtures("patient_client")
@@ -391,6 +404,38 @@ def test_the_program_serves_a_client_over_its_pipe(tmp_path: Path) -> None:
         lines = (tmp_path / "log").read_text().splitlines()
     assert lines[0].startswith("made mcp-")
     assert lines[1:] == ["ended"]
+
+
+@pytest.mark.usefixtures("patient_client")
+def test_a_session_goes_on_after_a_daemon_that_was_down_and_one_that_is_restarted(
+    tmp_path: Path,
+) -> None:
+    config = configuration(tmp_path)
+    parameters = StdioServerParameters(
+        command=sys.executable,
+        args=["-m", "sbxd.worker_cli", "--config", str(config), "mcp"],
+        cwd=REPOSITORY,
+    )
+    command = {"command": ["python3", "sum.py", "numbers.txt"]}
+
+    async def refused(client: Client) -> str:
+        result = await client.call_tool("sandbox_run_command", command)
+        assert result.is_error
+        return text_of(result)
+
+    async def main() -> None:
+        async with Client(stdio_client(parameters)) as client:
+            down = await refused(client)
+            assert "UNREACHABLE" in down
+            assert down.count("\n") == 0, "one sentence"
+            with daemon_program(tmp_path):
+                await use(client)
+            assert "workspace with it" in await refused(client), "what was lost is said"
+            with daemon_program(tmp_path):
+                await use(client)
+                assert not (await client.call_tool("sandbox_run_command", command)).is_error
+
+    run("asyncio", main)
 
 
 def test_the_program_serves_the_loopback_and_ends_its_sessions_when_it_is_interrupted(
