@@ -88,6 +88,15 @@ def timeout(value: object, *, declared_seconds: int) -> int:
     return clamp_model_timeout(value, declared_seconds=declared_seconds)
 
 
+def whole_number(value: object, field: str, *, least: int, most: int) -> int:
+    """A number of a closed range; another is refused and never clamped."""
+    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+        raise ToolValidationError(
+            f"{field} is to be a whole number from {least} to {most}", field=field
+        )
+    return value
+
+
 def text(value: object, field: str, *, bytes_max: int) -> str:
     """Text that has a UTF-8 form of at most bytes_max."""
     if not isinstance(value, str):

@@ -44,11 +44,13 @@ GONE = (
 
 @dataclass(frozen=True)
 class CallContext:
-    """One call's surroundings. artifacts: None where this deployment keeps none."""
+    """One call's surroundings. artifacts: None where this deployment keeps none. output_bytes: how
+    much of a command's output goes back where the call does not say."""
 
     scope: RunScope
     artifacts: RunArtifacts | None
     profile: Profile
+    output_bytes: int
 
     def allows(self, effect: SideEffect) -> bool:
         return self.profile.decide(effect) is Disposition.ALLOW

@@ -44,11 +44,13 @@ from sbxd.tools.tool import Disposition, Profile, SideEffect
 
 TIMEOUT_SECONDS = 300
 OUTPUT_BYTES_MAX = 1_048_576
+LINE_BYTES_MAX = 16 * 1024  # of a shell line as an argument; a longer one goes by stdin
 # The statuses by which shells say the same.
 KILLED_STATUS = 137
 NOT_RUN_STATUS = 126
 _ANSWERED = (WorkspaceEscape, WorkspaceError, ExecutionUnavailable)
 _ROOT = f"{WORKSPACE_ROOT}/"
+_TMP = "/tmp/"  # noqa: S108  (the sandbox's own)
 _ERRORS = {
     WorkspaceCode.NOT_FOUND: "file_not_found",
     WorkspaceCode.IS_A_DIRECTORY: "is_directory",
@@ -130,19 +132,30 @@ class RunBackend(BaseSandbox):
 
     def _command(self, line: str, timeout: int | None) -> ExecutionCommand:
         """timeout: 0 is no wish, like None: no command is without a bound."""
+        seconds = clamp_model_timeout(
+            timeout if timeout and timeout > 0 else None, declared_seconds=TIMEOUT_SECONDS
+        )
+        text = line.encode("utf-8", "surrogateescape")
+        if len(text) <= LINE_BYTES_MAX:
+            return self._shell(("sh", "-c", f"exec 2>&1\n{line}"), seconds)
+        # deepagents writes the text of an edit into its line: more than arguments may hold.
+        return self._shell(("sh", "-c", 'exec 2>&1\neval "$(cat)"'), seconds, stdin=text)
+
+    def _shell(
+        self, argv: tuple[str, ...], seconds: int, *, stdin: bytes | None = None
+    ) -> ExecutionCommand:
         return ExecutionCommand(
-            argv=("sh", "-c", f"exec 2>&1\n{line}"),
+            argv=argv,
             working_directory=".",
-            timeout_seconds=clamp_model_timeout(
-                timeout if timeout and timeout > 0 else None, declared_seconds=TIMEOUT_SECONDS
-            ),
-            stdin=None,
+            timeout_seconds=seconds,
+            stdin=stdin,
             maximum_output_bytes=OUTPUT_BYTES_MAX,
             network_enabled=network_enabled(self._profile, self._sandbox.specification.egress),
         )
 
     def upload_files(self, files: list[tuple[str, bytes]]) -> list[FileUploadResponse]:
-        """Create or replace files below /workspace, each all at once or not at all."""
+        """Create or replace files below /workspace, each all at once or not at all; and in /tmp,
+        where deepagents puts the two texts of a large edit, as a command would."""
         return [self._uploaded(path, data) for path, data in files]
 
     def download_files(self, paths: list[str]) -> list[FileDownloadResponse]:
@@ -150,11 +163,24 @@ class RunBackend(BaseSandbox):
         return [self._downloaded(path) for path in paths]
 
     def _uploaded(self, path: str, data: bytes) -> FileUploadResponse:
+        if path.startswith(_TMP):
+            return self._written_in_tmp(path, data)
         try:
             self._sandbox.write(_name(path), data)
         except _ANSWERED as error:
             return FileUploadResponse(path=path, error=_in_its_words(error))
         return FileUploadResponse(path=path)
+
+    def _written_in_tmp(self, path: str, data: bytes) -> FileUploadResponse:
+        argv = ("sh", "-c", 'exec 2>&1\ncat >"$1"', "sh", path)
+        try:
+            result = self._sandbox.execute(self._shell(argv, TIMEOUT_SECONDS, stdin=data))
+        except PackageInstallDenied as denied:
+            return FileUploadResponse(path=path, error=denied.message)
+        except (ExecutionRejected, ExecutionUnavailable) as error:
+            return FileUploadResponse(path=path, error=str(error))
+        said = _response(result)
+        return FileUploadResponse(path=path, error=said.output.strip() if said.exit_code else None)
 
     def _downloaded(self, path: str) -> FileDownloadResponse:
         try:

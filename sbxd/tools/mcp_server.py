@@ -8,16 +8,18 @@ The one module, besides its HTTP door, that knows the MCP SDK. Runs under asynci
 Invariants: one session is one run: its environment is made by the first call that needs one, and
 is destroyed when the session ends, however it ends; a refusal is a result with `isError`, so that
 the model reads it; trust travels in `_meta` of everything that a session gives out: results,
-errors, links and the contents of artifacts; an artifact is given out only to the session that
+errors, links, images and the contents of artifacts; what a model is shown is bounded;
+an artifact is given out only to the session that
 made it. Deliberately absent: approvals (an MCP client cannot give one: what the profile denies
 stays denied) and prompts.
 """
 
 import base64
 import json
-from collections.abc import AsyncIterator, Callable
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import mcp.types as types
@@ -40,6 +42,11 @@ from sbxd.tools.toolbox import Toolbox
 SERVER_NAME = "sbxd"
 ARTIFACT_SCHEME = "sbxd-artifact:"
 ARTIFACT_BYTES_MAX = 16 * 1024 * 1024
+# An image of an export is shown to the model up to this size; a larger one is a link alone.
+IMAGE_BYTES_MAX = 1024 * 1024
+IMAGE_TYPES = frozenset({"image/png", "image/jpeg", "image/gif", "image/webp"})
+# The newest artifacts of a session that `resources/list` shows.
+LISTED_MAX = 256
 TRUST_KEY = "sbxd/trust"
 UNTRUSTED = TrustLevel.EXTERNAL_UNTRUSTED
 INSTRUCTIONS = (
@@ -50,12 +57,14 @@ INSTRUCTIONS = (
 
 @dataclass(frozen=True)
 class McpSession:
-    """What one session of a client holds. artifacts: None where this host keeps none."""
+    """What one session of a client holds. artifacts: None where this host keeps none. listed: the
+    newest artifacts that its calls made, by id."""
 
     tools: Toolbox
     artifacts: Artifacts | None
     tenant_id: TenantId
     run_id: RunId
+    listed: OrderedDict[str, ArtifactRef] = field(default_factory=OrderedDict)
 
 
 OpenSession = Callable[[], AbstractAsyncContextManager[McpSession]]
@@ -80,6 +89,7 @@ def make_server(open_session: OpenSession) -> Server[McpSession]:
         lifespan=lifespan,
         on_list_tools=_list_tools,
         on_call_tool=_call_tool,
+        on_list_resources=_list_resources,
         on_read_resource=_read_resource,
     )
 
@@ -113,7 +123,38 @@ async def _call_tool(
         return types.CallToolResult.model_validate(
             {"content": [text], "is_error": True, "_meta": {TRUST_KEY: UNTRUSTED.value}}
         )
-    return _result(result)
+    for ref in result.artifacts:
+        session.listed[ref.artifact_id] = ref
+        while len(session.listed) > LISTED_MAX:
+            session.listed.popitem(last=False)
+    return _result(result, [await _image(session, ref) for ref in result.artifacts])
+
+
+async def _image(session: McpSession, ref: ArtifactRef) -> types.ImageContent | None:
+    """A picture as the model sees it; None for what is none or too large."""
+    if ref.media_type not in IMAGE_TYPES or ref.size_bytes > IMAGE_BYTES_MAX:
+        return None
+    try:
+        data, metadata = await _fetch(session, ref.artifact_id)
+    except NoSuchArtifact:
+        return None  # its link is there all the same
+    return types.ImageContent.model_validate(
+        {
+            "type": "image",
+            "data": base64.b64encode(data).decode(),
+            "mime_type": ref.media_type,
+            "_meta": {TRUST_KEY: metadata.trust.value},
+        }
+    )
+
+
+async def _list_resources(
+    context: _Context, params: types.PaginatedRequestParams | None
+) -> types.ListResourcesResult:
+    refs = reversed(context.lifespan_context.listed.values())
+    return types.ListResourcesResult.model_validate(
+        {"resources": [_resource(ref, UNTRUSTED) for ref in refs]}
+    )
 
 
 async def _read_resource(
@@ -164,7 +205,6 @@ def _tool(spec: ToolSpec) -> types.Tool:
         title=spec.name.value,
         description=spec.description,
         input_schema=dict(spec.input_schema),
-        output_schema=dict(spec.output_schema),
         annotations=types.ToolAnnotations(
             read_only_hint=not writes,
             # Everything that a call can change is the session's own workspace.
@@ -175,25 +215,32 @@ def _tool(spec: ToolSpec) -> types.Tool:
     )
 
 
-def _result(result: ToolResult) -> types.CallToolResult:
+def _result(
+    result: ToolResult, images: Sequence[types.ImageContent | None]
+) -> types.CallToolResult:
+    """The value as JSON text, once: clients hand structured content to the model besides."""
     text = types.TextContent(type="text", text=json.dumps(result.value, ensure_ascii=False))
     return types.CallToolResult.model_validate(
         {
-            "content": [text, *(_link(ref, result.trust) for ref in result.artifacts)],
-            "structured_content": dict(result.value),
+            "content": [
+                text,
+                *(_link(ref, result.trust) for ref in result.artifacts),
+                *(image for image in images if image is not None),
+            ],
             "_meta": {TRUST_KEY: result.trust.value},
         }
     )
 
 
 def _link(ref: ArtifactRef, trust: TrustLevel) -> types.ResourceLink:
-    return types.ResourceLink.model_validate(
-        {
-            "type": "resource_link",
-            "uri": f"{ARTIFACT_SCHEME}{ref.artifact_id}",
-            "name": ref.artifact_id,
-            "mime_type": ref.media_type,
-            "size": ref.size_bytes,
-            "_meta": {TRUST_KEY: trust.value},
-        }
-    )
+    return types.ResourceLink.model_validate({"type": "resource_link", **_resource(ref, trust)})
+
+
+def _resource(ref: ArtifactRef, trust: TrustLevel) -> dict[str, Any]:
+    return {
+        "uri": f"{ARTIFACT_SCHEME}{ref.artifact_id}",
+        "name": ref.artifact_id,
+        "mime_type": ref.media_type,
+        "size": ref.size_bytes,
+        "_meta": {TRUST_KEY: trust.value},
+    }

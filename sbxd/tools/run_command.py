@@ -38,8 +38,9 @@ from sbxd.tools.tool import (
 
 TIMEOUT_SECONDS = 300
 OUTPUT_BYTES_MAX = 1_048_576
+OUTPUT_BYTES_MIN = 1024
 CEILING_FACTOR = 4
-FIELDS = ("command", "working_directory", "timeout_seconds")
+FIELDS = ("command", "working_directory", "timeout_seconds", "max_output_bytes")
 _OPTIONAL_INTEGER: dict[str, Any] = {"type": ["integer", "null"]}
 
 SPEC = ToolSpec(
@@ -76,6 +77,13 @@ SPEC = ToolSpec(
                 "type": "integer",
                 "minimum": 1,
                 "description": f"Lowers the limit of {TIMEOUT_SECONDS} s.",
+            },
+            "max_output_bytes": {
+                "type": "integer",
+                "minimum": OUTPUT_BYTES_MIN,
+                "maximum": OUTPUT_BYTES_MAX,
+                "description": "How much of the output to return, of both streams together. The "
+                "rest is an artifact either way.",
             },
         },
         "required": ["command"],
@@ -150,12 +158,20 @@ async def run_command(context: CallContext, arguments: Mapping[str, object]) -> 
     """
     network = network_enabled(context.profile, context.scope.specification.egress)
     command = command_of(arguments, network_enabled=network)
-    return await _result(context.artifacts, await context.scope.execute(command))
+    shown = check.whole_number(
+        arguments.get("max_output_bytes", context.output_bytes),
+        "max_output_bytes",
+        least=OUTPUT_BYTES_MIN,
+        most=OUTPUT_BYTES_MAX,
+    )
+    return await _result(context.artifacts, await context.scope.execute(command), shown)
 
 
-async def _result(artifacts: RunArtifacts | None, result: ExecutionResult) -> ToolResult:
+async def _result(
+    artifacts: RunArtifacts | None, result: ExecutionResult, shown_bytes: int
+) -> ToolResult:
     out, err = as_text(result.stdout), as_text(result.stderr)
-    room = split_limit(len(out.encode()), len(err.encode()), OUTPUT_BYTES_MAX)
+    room = split_limit(len(out.encode()), len(err.encode()), shown_bytes)
     stdout, stdout_ref = await _shown(artifacts, "stdout", result.stdout, out, room[0])
     stderr, stderr_ref = await _shown(artifacts, "stderr", result.stderr, err, room[1])
     value = {

@@ -63,9 +63,14 @@ class Toolbox:
         artifacts: RunArtifacts | None,
         *,
         profile: Profile | None = None,
+        output_bytes: int = run_command.OUTPUT_BYTES_MAX,
     ) -> None:
         """artifacts: None where this deployment keeps none; artifact.export then refuses.
-        profile: None for the default one."""
+        profile: None for the default one. output_bytes: how much of a command's output goes back
+        where the call does not say, `run_command.OUTPUT_BYTES_MIN` to `OUTPUT_BYTES_MAX`."""
+        if not run_command.OUTPUT_BYTES_MIN <= output_bytes <= run_command.OUTPUT_BYTES_MAX:
+            raise ValueError("output_bytes is out of its range")
+        self._output_bytes = output_bytes
         self._scope = scope
         self._artifacts = artifacts
         self._profile = profile or Profile()
@@ -124,7 +129,7 @@ class Toolbox:
         for effect in sorted(spec.requires):
             if profile.decide(effect) is Disposition.DENY:
                 raise ToolDenied(spec.name, effect)
-        context = CallContext(self._scope, self._artifacts, profile)
+        context = CallContext(self._scope, self._artifacts, profile, self._output_bytes)
         async with self._turn:
             seconds = spec.timeout_seconds + SLACK_SECONDS[spec.target]
             with told_to_the_model(spec), anyio.move_on_after(seconds):

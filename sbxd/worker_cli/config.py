@@ -6,9 +6,10 @@ one. Deliberately absent: a credential. What opens PostgreSQL is found by libpq.
 
 import tomllib
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from sbxd.artifacts.opening import ArtifactSettings
 from sbxd.client.operator_guard import WORKER_CONFIG
@@ -31,7 +32,8 @@ class McpSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     environment_file: more of it, one `NAME = "value"` a line (TOML); when it cannot be read,
     commands get none of tier 1 and the error is logged. allowed: what the tools may do; an MCP
     client cannot approve anything besides. package_registries: hosts that are package registries
-    besides the public ones: reached only with PACKAGE_INSTALL among `allowed`.
+    besides the public ones: reached only with PACKAGE_INSTALL among `allowed`. output_bytes: how
+    much of a command's output a model is shown where it does not ask for another size.
     """
 
     tenant_id: TenantIdField
@@ -44,6 +46,7 @@ class McpSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     environment_file: str = ""
     allowed: frozenset[SideEffect] = DEFAULT_ALLOWED
     package_registries: tuple[str, ...] = ()
+    output_bytes: Annotated[int, Meta(ge=1024, le=1_048_576)] = 32_768
 
 
 class WorkerSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

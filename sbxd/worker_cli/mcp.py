@@ -156,17 +156,24 @@ class _Sessions:
             RunScope(environments, specification, environments.workspace) as scope,
         ):
             profile = Profile(settings.allowed, settings.package_registries)
-            yield session_of(scope, self._artifacts, profile)
+            yield session_of(scope, self._artifacts, profile, settings.output_bytes)
 
 
-def session_of(scope: RunScope, artifacts: Artifacts | None, profile: Profile) -> "McpSession":
-    """A session over a run's scope."""
+def session_of(
+    scope: RunScope, artifacts: Artifacts | None, profile: Profile, output_bytes: int
+) -> "McpSession":
+    """A session over a run's scope. output_bytes: as `Toolbox`."""
     from sbxd.tools.mcp_server import McpSession
 
     tenant_id = scope.specification.tenant_id
     run_id = scope.specification.run_id
     store = None if artifacts is None else StoreOfRun(artifacts, tenant_id, run_id)
-    return McpSession(Toolbox(scope, store, profile=profile), artifacts, tenant_id, run_id)
+    return McpSession(
+        Toolbox(scope, store, profile=profile, output_bytes=output_bytes),
+        artifacts,
+        tenant_id,
+        run_id,
+    )
 
 
 @asynccontextmanager

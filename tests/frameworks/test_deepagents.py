@@ -12,12 +12,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 from deepagents import create_deep_agent
 from langchain_core.language_models.fake_chat_models import GenericFakeChatModel
 from langchain_core.messages import AIMessage, ToolMessage
 
-from sbxd.client.blocking import blocking_scope
+from sbxd.client.blocking import blocking_sandbox, blocking_scope
 from sbxd.client.remote import RunDeadline
 from sbxd.client.run_scope import RunScope, ScopeEnded
 from sbxd.fake.environment import DestroyCall, ExecuteCall, FakeExecutionEnvironment
@@ -25,6 +26,7 @@ from sbxd.fake.script import Invocation, Outcome, Script
 from sbxd.port.errors import RunBudgetTooLow
 from sbxd.tools.deepagents_backend import RunBackend
 from sbxd.tools.tool import DEFAULT_ALLOWED, Profile, SideEffect
+from tests.redteam.live import LIMITS, WORKER_SOCKET, default_image, specification
 from tests.tools.world import SPECIFICATION
 
 REPOSITORY = Path(__file__).parents[2]
@@ -98,6 +100,26 @@ def test_the_standard_tests_of_sandboxes_pass_in_a_real_one() -> None:
     assert counted["passed"] >= 79, last
     assert counted.get("xfailed", 0) + counted.get("xpassed", 0) == 7, last
     assert counted.get("skipped", 0) == 0, last
+
+
+@contextmanager
+def real_backend() -> Iterator[RunBackend]:
+    image = anyio.run(default_image, backend="trio")
+    with blocking_sandbox(WORKER_SOCKET, specification(image, LIMITS)) as sandbox:
+        yield RunBackend(sandbox)
+
+
+@pytest.mark.needs("daemon")
+@pytest.mark.also("gvisor")
+@pytest.mark.parametrize("size", [15_000, 45_000, 200_000])
+def test_an_edit_of_any_size_is_made(size: int) -> None:
+    old, new = "old " * (size // 8), "new " * (size // 8)
+    with real_backend() as sandbox:
+        assert sandbox.upload_files([("/workspace/a.txt", f"<{old}>".encode())])[0].error is None
+        edited = sandbox.edit("/workspace/a.txt", old, new)
+        assert (edited.error, edited.occurrences) == (None, 1)
+        assert sandbox.download_files(["/workspace/a.txt"])[0].content == f"<{new}>".encode()
+        assert sandbox.execute("ls -A /tmp").output == "", "its two texts are gone"
 
 
 class Scripted(GenericFakeChatModel):

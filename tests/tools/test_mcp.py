@@ -32,7 +32,7 @@ from sbxd.tools.mcp_http import http_door
 from sbxd.tools.mcp_server import TRUST_KEY, McpSession, OpenSession, make_server
 from tests.artifacts.world import Folder, run
 from tests.contract.subjects import ADMIN_SOCKET, CREDENTIAL_FILE
-from tests.tools.world import RUN, SCRIPT, TENANT, store, world
+from tests.tools.world import PICTURE, RUN, SCRIPT, TENANT, store, world
 
 REPOSITORY = Path(__file__).parents[2]
 TOKEN = "t" * 32
@@ -89,23 +89,30 @@ async def use(client: Client) -> str:
     ran = await client.call_tool(
         "sandbox_run_command", {"command": ["python3", "sum.py", "numbers.txt"]}
     )
-    assert ran.structured_content["stdout"] == "42\n"
-    assert ran.structured_content["files_changed"][0]["path"] == "total.csv"
+    assert value_of(ran)["stdout"] == "42\n"
+    assert value_of(ran)["files_changed"][0]["path"] == "total.csv"
     assert (ran.meta or {})[TRUST_KEY] == "EXTERNAL_UNTRUSTED"
-    assert json.loads(text_of(ran)) == ran.structured_content
+    assert ran.structured_content is None, "a model is shown it once"
     read = await client.call_tool("workspace_read_text", {"path": "total.csv"})
-    assert read.structured_content["text"] == "total\n42\n"
+    assert value_of(read)["text"] == "total\n42\n"
     exported = await client.call_tool("artifact_export", {"path": "total.csv"})
     link = exported.content[1]
     assert link.type == "resource_link"
     fetched = await client.read_resource(link.uri)
     contents: Any = fetched.contents[0]
     assert base64.b64decode(contents.blob) == b"total\n42\n"
+    resources = (await client.list_resources()).resources
+    assert [str(each.uri) for each in resources] == [str(link.uri)]
     return str(link.uri)
 
 
 def text_of(result: Any) -> str:
     return str(result.content[0].text)
+
+
+def value_of(result: Any) -> dict[str, Any]:
+    value: dict[str, Any] = json.loads(text_of(result))
+    return value
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -153,6 +160,22 @@ def test_a_refusal_is_a_result_that_the_model_reads(tmp_path: Path) -> None:
                 result = await client.call_tool(name, arguments)
                 assert result.is_error
                 assert said in text_of(result)
+
+    run("asyncio", main)
+
+
+def test_a_plot_that_is_exported_is_shown_as_an_image(tmp_path: Path) -> None:
+    sessions = Sessions(store(tmp_path), [])
+
+    async def main() -> None:
+        async with Client(make_server(sessions)) as client:
+            await client.call_tool("sandbox_run_command", {"command": ["plot"]})
+            exported = await client.call_tool("artifact_export", {"path": "plot.png"})
+        kinds = [each.type for each in exported.content]
+        assert kinds == ["text", "resource_link", "image"]
+        image: Any = exported.content[2]
+        assert (image.mime_type, base64.b64decode(image.data)) == ("image/png", PICTURE)
+        assert image.meta[TRUST_KEY] == "EXTERNAL_UNTRUSTED"
 
     run("asyncio", main)
 
@@ -240,7 +263,7 @@ def test_over_http_each_session_has_its_own_environment_until_it_ends(
             async with http_client(url, mode=mode) as one, http_client(url, mode=mode) as other:
                 await use(one)
                 listed = await other.call_tool("workspace_list", {})
-                assert listed.structured_content["entries"] == []
+                assert value_of(listed)["entries"] == []
                 await use(other)
             with anyio.fail_after(60):
                 while any(calls[-1:] != ["DestroyCall"] for calls in map(sessions.calls, (0, 1))):

@@ -152,6 +152,21 @@ def test_a_long_output_is_an_excerpt_and_all_of_it_is_an_artifact(
     run(backend, main)
 
 
+def test_a_call_says_how_much_of_the_output_it_wants(folder: Folder) -> None:
+    async def main() -> None:
+        async with world(folder) as made:
+            arguments = {"command": ["long"], "max_output_bytes": 2048}
+            result = await made.tools.call(NAME, arguments)
+            assert len(result.value["stdout"].encode()) <= 2048
+            assert result.value["stdout_artifact"]["size_bytes"] == 4 * MIB
+            for wrong in (1023, OUTPUT_BYTES_MAX + 1, "2048", True):
+                with pytest.raises(ToolValidationError) as refused:
+                    await made.tools.call(NAME, {**arguments, "max_output_bytes": wrong})
+                assert refused.value.field == "max_output_bytes"
+
+    run("trio", main)
+
+
 def test_an_output_above_four_times_the_limit_ends_the_command_and_is_kept_as_far_as_it_came(
     folder: Folder,
 ) -> None:

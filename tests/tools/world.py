@@ -55,6 +55,7 @@ def total(invocation: Invocation) -> Outcome:
     )
 
 
+PICTURE = b"\x89PNG\r\n\x1a\n" + bytes(64)
 SCRIPT = Script(
     by_argv={
         ("true",): Outcome(),
@@ -64,6 +65,7 @@ SCRIPT = Script(
         ("endless",): Outcome(stdout=b"x" * (5 * MIB)),
         ("odd",): Outcome(writes={"bad-\udcff": b"1", "formula.csv": b"=1+1,2\n"}),
         ("binary",): Outcome(stdout=b"\xff\xfe\0ok", writes={"blob": b"\xff\xfe\0"}),
+        ("plot",): Outcome(writes={"plot.png": PICTURE}),
         ("rewrite",): Outcome(writes={"note.txt": b"by the sandbox"}),
         ("twelve",): Outcome(sleep_seconds=12.0),
     },
