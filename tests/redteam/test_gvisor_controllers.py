@@ -107,4 +107,4 @@ async def test_the_rate_of_the_processors_is_one_for_the_whole_tree() -> None:
     assert result.usage.cpu_ms is not None
     assert control.usage.cpu_ms is not None
     assert result.usage.cpu_ms < result.duration_ms * 200 // 1000 * 2
-    assert control.usage.cpu_ms > result.usage.cpu_ms * 2, "the control: they would use more"
+    assert control.usage.cpu_ms > result.usage.cpu_ms * 1.2, "the control: they would use more"

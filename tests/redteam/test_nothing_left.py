@@ -21,7 +21,7 @@ from tests.redteam.live import WORKER_SOCKET, Live, admin, default_image, live, 
 
 pytestmark = [pytest.mark.needs("daemon"), pytest.mark.also("uml")]
 
-CYCLES = 200
+CYCLES = 200 if os.environ.get("SBXD_LANE") != "uml" else 40  # six times as long there
 AT_ONCE = 8
 
 SMALL = ResourceLimits(
@@ -34,7 +34,7 @@ SMALL = ResourceLimits(
 )
 
 
-async def test_two_hundred_cycles_leave_nothing() -> None:
+async def test_many_cycles_leave_nothing() -> None:
     before = await wait_settled()
     image = await default_image()
     codes: list[int | None] = []

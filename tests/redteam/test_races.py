@@ -21,12 +21,12 @@ pytestmark = [
     pytest.mark.gate("gate.sandbox.workspace_isolated"),
 ]
 
-# Three targets, each round a read, a write and a listing, and the reads of one file: 10,500
+# Three targets, each round a read, a write and a listing, and the reads of one file: some 3,600
 # attempts where it is quick. A user-mode kernel takes six times as long for each.
 QUICK = os.environ.get("SBXD_LANE") != "uml"
-ROUNDS = 1000 if QUICK else 200
+ROUNDS = 350 if QUICK else 100
 RACING_SECONDS = 30
-FILE_READS = 1500 if QUICK else 300
+FILE_READS = 500 if QUICK else 150
 SWAPPER = """
 import ctypes, os, sys
 libc = ctypes.CDLL(None, use_errno=True)
