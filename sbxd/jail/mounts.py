@@ -61,11 +61,30 @@ def tmpfs(size_bytes: int, mode: int, attributes: int) -> int:
 
     Raises OSError(EINVAL) below one page: to the kernel a size of zero means no limit.
     """
+    return filesystem(b"tmpfs", {**_bounds(size_bytes), "mode": f"{mode:o}"}, attributes)
+
+
+def resize_tmpfs(root_fd: int, name: str, size_bytes: int) -> None:
+    """Give the tmpfs that is attached at this directory of the root another size, with `tmpfs`'
+    inodes. No link is followed. Raises OSError: EINVAL where more is in it, or none is there."""
+    place = syscalls.openat2(root_fd, name.encode(), _POINT, syscalls.RESOLVE_NO_SYMLINKS)
+    try:
+        context = syscalls.fspick(place)
+    finally:
+        os.close(place)
+    try:
+        for key, value in _bounds(size_bytes).items():
+            syscalls.fsconfig(context, syscalls.FSCONFIG_SET_STRING, key.encode(), value.encode())
+        syscalls.fsconfig(context, syscalls.FSCONFIG_CMD_RECONFIGURE, None, None)
+    finally:
+        os.close(context)
+
+
+def _bounds(size_bytes: int) -> dict[str, str]:
     if size_bytes < PAGE_BYTES:
-        raise OSError(errno.EINVAL, f"a tmpfs of {size_bytes} bytes", "fsopen")
+        raise OSError(errno.EINVAL, f"a tmpfs of {size_bytes} bytes", "fsconfig")
     inodes = max(INODES_MIN, min(INODES_MAX, size_bytes // PAGE_BYTES))
-    options = {"size": str(size_bytes), "nr_inodes": str(inodes), "mode": f"{mode:o}"}
-    return filesystem(b"tmpfs", options, attributes)
+    return {"size": str(size_bytes), "nr_inodes": str(inodes)}
 
 
 def restrict(mount_fd: int, attributes: int, flags: int = 0) -> None:

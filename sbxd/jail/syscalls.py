@@ -20,7 +20,7 @@ _X86_64: Final = {
     "mount": 165, "umount2": 166, "pivot_root": 155, "setdomainname": 171, "prctl": 157,
     "capget": 125, "capset": 126, "keyctl": 250, "unshare": 272, "setns": 308, "seccomp": 317,
     "signalfd4": 289, "execve": 59, "execveat": 322, "open_tree": 428,
-    "move_mount": 429, "fsopen": 430, "fsconfig": 431, "fsmount": 432, "clone3": 435,
+    "move_mount": 429, "fsopen": 430, "fsconfig": 431, "fsmount": 432, "fspick": 433, "clone3": 435,
     "close_range": 436, "openat2": 437, "mount_setattr": 442, "landlock_create_ruleset": 444,
     "landlock_add_rule": 445, "rt_sigaction": 13, "syncfs": 306,
 }  # fmt: skip
@@ -28,7 +28,7 @@ _AARCH64: Final = {
     "mount": 40, "umount2": 39, "pivot_root": 41, "setdomainname": 162, "prctl": 167,
     "capget": 90, "capset": 91, "keyctl": 219, "unshare": 97, "setns": 268, "seccomp": 277,
     "signalfd4": 74, "execve": 221, "execveat": 281, "open_tree": 428,
-    "move_mount": 429, "fsopen": 430, "fsconfig": 431, "fsmount": 432, "clone3": 435,
+    "move_mount": 429, "fsopen": 430, "fsconfig": 431, "fsmount": 432, "fspick": 433, "clone3": 435,
     "close_range": 436, "openat2": 437, "mount_setattr": 442, "landlock_create_ruleset": 444,
     "landlock_add_rule": 445, "rt_sigaction": 134, "syncfs": 267,
 }  # fmt: skip
@@ -66,10 +66,13 @@ OPEN_TREE_CLOEXEC = os.O_CLOEXEC
 MOVE_MOUNT_F_EMPTY_PATH = 0x04
 MOVE_MOUNT_T_EMPTY_PATH = 0x40
 FSOPEN_CLOEXEC = 1
+FSPICK_CLOEXEC = 1
+FSPICK_EMPTY_PATH = 8
 FSMOUNT_CLOEXEC = 1
 FSCONFIG_SET_FLAG = 0
 FSCONFIG_SET_STRING = 1
 FSCONFIG_CMD_CREATE = 6
+FSCONFIG_CMD_RECONFIGURE = 7
 MOUNT_ATTR_RDONLY = 0x01
 MOUNT_ATTR_NOSUID = 0x02
 MOUNT_ATTR_NODEV = 0x04
@@ -214,6 +217,12 @@ def move_mount(mount_fd: int, target_fd: int) -> None:
 def fsopen(kind: bytes) -> int:
     """A context in which a file system of this kind is configured."""
     return _call("fsopen", kind, ctypes.c_uint(FSOPEN_CLOEXEC))
+
+
+def fspick(mount_fd: int) -> int:
+    """A context in which the file system whose root this descriptor is, is configured anew."""
+    flags = ctypes.c_uint(FSPICK_CLOEXEC | FSPICK_EMPTY_PATH)
+    return _call("fspick", _long(mount_fd), b"", flags)
 
 
 def fsconfig(context_fd: int, command: int, key: bytes | None, value: bytes | None) -> None:

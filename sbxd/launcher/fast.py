@@ -1,11 +1,15 @@
 """The verbs that the loop does itself, since a fork would cost more than the work.
 
-Each is a handful of system calls on cgroup files, none of which waits for anything.
+Each is a handful of system calls on cgroup files and mounts, none of which waits for anything.
 """
 
+import os
+
+from sbxd.jail import mounts
 from sbxd.launcher.books import Environment
-from sbxd.launcher.kernel import cgroup, volume
-from sbxd.launcher.requests import Assign, DropLeaf, Leaf
+from sbxd.launcher.kernel import cgroup, hostpaths, volume
+from sbxd.launcher.prepare import tmpfs_bytes
+from sbxd.launcher.requests import Assign, DropLeaf, Kernel, Leaf
 
 
 def make_leaf(request: Leaf, environment: Environment) -> tuple[int, ...]:
@@ -20,8 +24,9 @@ def drop_leaf(request: DropLeaf) -> None:
         cgroup.remove_leaf(box, request.number)
 
 
-def assign(request: Assign, environment: Environment) -> None:
-    """Write the limits that differ from those that the slot was built with. Raises OSError."""
+def assign(request: Assign, environment: Environment, init_pid: int) -> None:
+    """Write the limits that differ from those that the slot was built with. init_pid: of its
+    process 1, which is this process' child and not reaped yet. Raises OSError."""
     built = environment.request
     assert built is not None
     if request.limits != built.limits:
@@ -31,5 +36,17 @@ def assign(request: Assign, environment: Environment) -> None:
             cgroup.apply(box, cgroup.box_limits(limits), controllers)
             with cgroup.leaf_of(box, 1) as leaf:
                 cgroup.apply(leaf, limits, controllers, built.kernel)
+    if request.limits.memory_bytes != built.limits.memory_bytes and built.kernel is Kernel.HOST:
+        _resize_tmpfs(init_pid, tmpfs_bytes(request.limits))
     if request.volume != built.volume and environment.volume_kind == volume.QUOTA:
         volume.resize(request.environment_id, request.volume)
+
+
+def _resize_tmpfs(init_pid: int, size_bytes: int) -> None:
+    """Both of its file systems in memory, before anything of a tenant is in them."""
+    root = os.open(hostpaths.process_file(init_pid, "root"), os.O_PATH | os.O_DIRECTORY)
+    try:
+        for name in ("tmp", "dev/shm"):
+            mounts.resize_tmpfs(root, name, size_bytes)
+    finally:
+        os.close(root)

@@ -5,6 +5,8 @@ owner drops it when the client is gone. No environment leaves the books before i
 or has failed to go.
 """
 
+import errno
+import os
 import select
 from collections import OrderedDict
 from collections.abc import Callable
@@ -134,7 +136,7 @@ class Verbs:
                     self._boot(request)
                 case Assign():
                     environment = self._books.admit_assign(request)
-                    fast.assign(request, environment)
+                    fast.assign(request, environment, self._init_of(request.environment_id))
                     environment.move(Trigger.ASSIGN)
                     self._reply(Acknowledged(ticket=request.ticket))
                 case ImageUnpack() | ImageDrop():
@@ -248,6 +250,13 @@ class Verbs:
         self._reply(reply, descriptors)
         for pid, process, ended in zip(pids, ("init", "steward"), dead, strict=True):
             self._give_role(pid, (request.environment_id, process, request.ticket), ended)
+
+    def _init_of(self, environment_id: str) -> int:
+        """The pid of its process 1. Raises OSError where it has died."""
+        for pid, (owner, process, _) in self._roles.items():
+            if (owner, process) == (environment_id, "init"):
+                return pid
+        raise OSError(errno.ESRCH, os.strerror(errno.ESRCH))
 
     def _give_role(self, pid: int, role: tuple[str, str, int], has_ended: bool) -> None:
         """has_ended: what its pidfd says; a status may be of one that had its number before."""

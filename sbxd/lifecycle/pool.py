@@ -17,7 +17,8 @@ class PoolKey(Struct, frozen=True, kw_only=True):
 
     The size of the volume belongs to it where a volume keeps the size that it was made with; where
     it is a quota, it is bound at the hand-out, up to this one. Limits, environment variables,
-    tenant and run are bound at the hand-out always.
+    tenant and run are bound at the hand-out always; but the memory limit belongs to it where /tmp
+    and /dev/shm keep the size that follows from it (gVisor), and is None elsewhere.
     """
 
     mechanism: str
@@ -25,6 +26,7 @@ class PoolKey(Struct, frozen=True, kw_only=True):
     network: NetworkShape
     workspace_bytes: int
     inodes_max: int
+    memory_bytes: int | None = None
 
 
 class PoolKeyStatus(Struct, frozen=True, kw_only=True):

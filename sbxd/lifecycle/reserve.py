@@ -31,7 +31,7 @@ from sbxd.policy import pool
 from sbxd.policy.pool import Demand
 from sbxd.port.ids import TenantId
 from sbxd.port.network import NetworkShape
-from sbxd.settings import LimitSettings
+from sbxd.settings import LimitSettings, SandboxMechanism
 
 PAUSE_SECONDS = 0.02
 PATIENCE_SECONDS = 0.1
@@ -50,12 +50,17 @@ Party = tuple[int, TenantId]
 
 
 def fits(
-    profile: SlotProfile, wanted: SlotProfile, volume: VolumeBinding = VolumeBinding.AT_BUILD
+    profile: SlotProfile,
+    wanted: SlotProfile,
+    volume: VolumeBinding = VolumeBinding.AT_BUILD,
+    *,
+    memory_is_built_in: bool = False,
 ) -> bool:
     """Whether a slot of `profile` can become an environment of `wanted`: the image is built in,
     and the volume where its size is bound at the building; the other limits are set at the
     hand-out, below the ceilings that the slot's scope was made with; and a proxy's port can be
-    given up then, but not be had later."""
+    given up then, but not be had later. memory_is_built_in: what follows from the memory limit
+    cannot be set then."""
     has, needs = profile.limits, wanted.limits
     if volume is VolumeBinding.AT_HAND_OUT:
         holds = needs.workspace_bytes <= has.workspace_bytes and needs.inodes_max <= has.inodes_max
@@ -64,6 +69,7 @@ def fits(
     ceilings = profile.ceilings or has
     return (
         holds
+        and (not memory_is_built_in or needs.memory_bytes == has.memory_bytes)
         and profile.image_digest == wanted.image_digest
         and needs.cpu_millicores <= ceilings.cpu_millicores
         and needs.memory_bytes <= ceilings.memory_bytes
@@ -127,6 +133,7 @@ class Reserve:
         self._profile = profile
         self._bounds = bounds
         self._mechanism = mechanism
+        self._memory_is_built_in = mechanism == SandboxMechanism.GVISOR
         self._limits = limits
         self._is_known = is_known
         self._build = build
@@ -203,7 +210,8 @@ class Reserve:
         fitting = [
             slot
             for slot in self._slots
-            if slot.state is State.READY and fits(slot.profile, wanted, slot.sandbox.volume_binding)
+            if slot.state is State.READY
+            and self._fits(slot.profile, wanted, slot.sandbox.volume_binding)
         ]
         return min(fitting, key=lambda slot: slot.profile.network != wanted.network, default=None)
 
@@ -288,18 +296,24 @@ class Reserve:
             network=profile.network,
             workspace_bytes=profile.limits.workspace_bytes,
             inodes_max=profile.limits.inodes_max,
+            memory_bytes=profile.limits.memory_bytes if self._memory_is_built_in else None,
         )
+
+    def _fits(self, profile: SlotProfile, wanted: SlotProfile, volume: VolumeBinding) -> bool:
+        return fits(profile, wanted, volume, memory_is_built_in=self._memory_is_built_in)
 
     def _slot_for(self, wanted: SlotProfile) -> SlotProfile:
         """The slot that a request like this would have found."""
         default = self._profile()
-        if default is not None and fits(default, wanted, self._volume):
+        if default is not None and self._fits(default, wanted, self._volume):
             return default
         limits = msgspec.structs.replace(
             self._limits.defaults,
             workspace_bytes=wanted.limits.workspace_bytes,
             inodes_max=wanted.limits.inodes_max,
         )
+        if self._memory_is_built_in:
+            limits = msgspec.structs.replace(limits, memory_bytes=wanted.limits.memory_bytes)
         return SlotProfile(
             wanted.image_digest, limits, wanted.network, ceilings=self._limits.ceilings
         )

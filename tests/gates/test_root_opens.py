@@ -59,6 +59,7 @@ BY_NAME: Mapping[str, tuple[Whose, str]] = {
     "sbxd.jail.workload::offer_itself_to_the_oom_killer": (Whose.KERNEL, "/proc/self"),
     "sbxd.launcher.canary::running": (Whose.KERNEL, "/dev/null"),
     "sbxd.launcher.destroy::_remove_unit": (Whose.KERNEL, "/sys/fs/cgroup"),
+    "sbxd.launcher.fast::_resize_tmpfs": (Whose.KERNEL, "/proc/PID/root of a child of its own"),
     "sbxd.launcher.kernel.cgroup::open_directory": (Whose.KERNEL, "/sys/fs/cgroup"),
     "sbxd.launcher.kernel.cgroup::open_or_null": (Whose.KERNEL, "/dev/null"),
     "sbxd.launcher.kernel.hostpaths::apparmor_profiles": (Whose.KERNEL, "/sys/kernel/security"),

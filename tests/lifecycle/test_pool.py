@@ -112,6 +112,14 @@ def test_a_slot_without_ceilings_is_handed_out_with_no_more_than_its_limits() ->
     assert not fits(SlotProfile(IMAGE, LIMITS), SlotProfile(IMAGE, more))
 
 
+def test_where_the_memory_limit_is_built_in_a_slot_fits_no_other() -> None:
+    more = msgspec.structs.replace(LIMITS, memory_bytes=2 * LIMITS.memory_bytes)
+    slot = SlotProfile(IMAGE, LIMITS, ceilings=more)
+    assert fits(slot, SlotProfile(IMAGE, more))
+    assert not fits(slot, SlotProfile(IMAGE, more), memory_is_built_in=True)
+    assert fits(slot, SlotProfile(IMAGE, LIMITS), memory_is_built_in=True)
+
+
 def test_a_proxys_port_is_given_up_but_not_had_later() -> None:
     port = NetworkShape.PROXY_PORT
     assert fits(SlotProfile(IMAGE, LIMITS, port), SlotProfile(IMAGE, LIMITS))

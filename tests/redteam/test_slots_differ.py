@@ -5,8 +5,10 @@ Source: CASES LIF-11. Each slot is built by itself; a mechanism that restores a 
 this too. The host name is the same on purpose: it says nothing.
 """
 
+import msgspec
 import pytest
 
+from sbxd.launcher.prepare import TMP_BYTES_MIN
 from tests.redteam.inventory import wait_settled
 from tests.redteam.live import Live, admin, live
 
@@ -51,3 +53,25 @@ async def test_a_generator_that_is_seeded_alike_is_noticed() -> None:
     source = "import random; random.seed(7); answer({'generator': random.random()})"
     async with live() as first, live() as second:
         assert await first.look(source) == await second.look(source)
+
+
+SIZES = """
+def size(place):
+    found = os.statvfs(place)
+    return found.f_blocks * found.f_frsize
+answer({place: size(place) for place in ("/tmp", "/dev/shm")})
+"""
+
+
+@pytest.mark.case("LIF-11")
+async def test_what_follows_from_the_memory_limit_follows_the_request_from_the_pool_too() -> None:
+    """A pooled sandbox was built with the default limits, before anybody asked."""
+    await wait_settled(within_seconds=180)
+    async with admin() as client:
+        built = (await client.describe()).default_limits
+    for memory_bytes in (built.memory_bytes, built.memory_bytes // 4, built.memory_bytes * 2):
+        asked = msgspec.structs.replace(built, memory_bytes=memory_bytes)
+        async with live(asked) as one:
+            found = await one.look("import os\n" + SIZES)
+        size = max(memory_bytes // 4, TMP_BYTES_MIN)
+        assert found == dict.fromkeys(("/tmp", "/dev/shm"), size), memory_bytes
