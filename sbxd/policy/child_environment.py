@@ -39,8 +39,8 @@ TIER_TWO_CONSTANTS: Mapping[str, str] = MappingProxyType(
         # The name that uid 10001 has in every image (`sbxd.launcher.kernel.image_names`).
         "USER": "sandbox",
         "LOGNAME": "sandbox",
-        # Output is seen as it is written.
-        "PYTHONUNBUFFERED": "1",
+        # Not PYTHONUNBUFFERED: without a buffer python drops what one write does not take, and a
+        # pipe of gVisor takes less than a large one.
         # Caches of the moment are no change of the workspace.
         "MPLCONFIGDIR": "/tmp/.matplotlib",  # noqa: S108  (as TMPDIR)
         # A file with a second name cannot be read back through the port.

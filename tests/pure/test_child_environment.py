@@ -47,7 +47,6 @@ BASE = {
     "LANG": "C.UTF-8",
     "USER": "sandbox",
     "LOGNAME": "sandbox",
-    "PYTHONUNBUFFERED": "1",
     "MPLCONFIGDIR": "/tmp/.matplotlib",
     "UV_LINK_MODE": "copy",
 }

@@ -44,7 +44,6 @@ async def test_the_environment_is_exactly_what_was_built() -> None:
         "TMPDIR": "/tmp",
         "USER": "sandbox",
         "LOGNAME": "sandbox",
-        "PYTHONUNBUFFERED": "1",
         "MPLCONFIGDIR": "/tmp/.matplotlib",
         "UV_LINK_MODE": "copy",
     }
