@@ -12,6 +12,8 @@ import stat
 
 import trio
 
+from sbxd.mechanism.protocol import MechanismError
+
 _BYTES_MAX = 16 * 1024
 # The kernel tells of a cgroup file at most every 10 ms, later changes by a timer that the removal
 # of the cgroup deletes; so the last word about a removed cgroup may never come.
@@ -62,6 +64,19 @@ def _is_number(text: str) -> bool:
 def is_absent(descriptor: int) -> bool:
     """Whether this is the null device, which stands for a counter that the host lacks."""
     return stat.S_ISCHR(os.fstat(descriptor).st_mode)
+
+
+def kill(kill_fd: int) -> None:
+    """Kill every process of a cgroup by its `cgroup.kill`. One that is gone has none, and one that
+    is being removed neither (ENOENT, between the end of its last process and its own).
+
+    Raises MechanismError.
+    """
+    try:
+        os.write(kill_fd, b"1")
+    except OSError as problem:
+        if problem.errno not in (errno.ENODEV, errno.ENOENT):
+            raise MechanismError("kill", problem.errno or 0) from None
 
 
 def read(descriptor: int) -> bytes:

@@ -6,7 +6,6 @@ other process's help.
 """
 
 import errno
-import os
 from collections.abc import Sequence
 
 from sbxd.launcher.channel import close_all
@@ -47,11 +46,7 @@ class Leaf:
         """Kill every process in it. A leaf that is gone or closed has none."""
         if self._closed:
             return
-        try:
-            os.write(self._fds["leaf_kill"], b"1")
-        except OSError as problem:
-            if problem.errno != errno.ENODEV:
-                raise MechanismError("kill", problem.errno or 0) from None
+        kernel_events.kill(self._fds["leaf_kill"])
 
     def counters(self) -> Counters:
         """The kernel's counters now; all None once the leaf is removed. Raises MechanismError."""

@@ -234,11 +234,7 @@ class NamespacesSandbox:
     def _kill_box(self) -> None:
         if self._released:
             return
-        try:
-            os.write(self._box_kill, b"1")
-        except OSError as problem:
-            if problem.errno != errno.ENODEV:
-                raise MechanismError("kill", problem.errno or 0) from None
+        kernel_events.kill(self._box_kill)
 
     async def destroy(self, *, party: int = 0) -> None:
         """Kill, prove empty, detach the workspace. Raises MechanismError when not proven."""

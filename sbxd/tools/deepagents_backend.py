@@ -27,6 +27,7 @@ from deepagents.backends.protocol import (
 from deepagents.backends.sandbox import BaseSandbox
 
 from sbxd.client.blocking import BlockingSandbox
+from sbxd.policy.child_environment import TIER_TWO_CONSTANTS
 from sbxd.policy.timeouts import clamp_model_timeout
 from sbxd.port.artifact import TrustLevel
 from sbxd.port.command import ExecutionCommand, ExecutionResult
@@ -50,7 +51,7 @@ KILLED_STATUS = 137
 NOT_RUN_STATUS = 126
 _ANSWERED = (WorkspaceEscape, WorkspaceError, ExecutionUnavailable)
 _ROOT = f"{WORKSPACE_ROOT}/"
-_TMP = "/tmp/"  # noqa: S108  (the sandbox's own)
+_TMP = f"{TIER_TWO_CONSTANTS['TMPDIR']}/"
 _ERRORS = {
     WorkspaceCode.NOT_FOUND: "file_not_found",
     WorkspaceCode.IS_A_DIRECTORY: "is_directory",

@@ -91,7 +91,8 @@ LAYERS = (
     Layer("sbxd.artifacts.metadata_postgres", (*PURE, "sbxd.artifacts"), ("anyio", "psycopg"),
           SPAWNING),
     Layer("sbxd.worker_cli",
-          (*PURE, "sbxd.client", "sbxd.artifacts", "sbxd.tools", "sbxd.closing"),
+          (*PURE, "sbxd.client", "sbxd.artifacts", "sbxd.tools", "sbxd.closing",
+           "sbxd.extras"),
           ("msgspec", "anyio", "click"), SPAWNING),
     Layer("sbxd.worker_cli.mcp", (*PURE, "sbxd.client", "sbxd.artifacts", "sbxd.tools",
                                   "sbxd.worker_cli"),
@@ -101,6 +102,7 @@ LAYERS = (
     Layer("sbxd.audit", PURE, ("msgspec", "trio"), SPAWNING),
     Layer("sbxd.fake.service", (*PURE, "sbxd.fake", "sbxd.lifecycle.environments", "sbxd.audit"),
           ("msgspec", "anyio", "trio"), SPAWNING),
+    Layer("sbxd.extras", (), (), SPAWNING),
     Layer("sbxd.auditing", ("sbxd.audit", "sbxd.settings"), (), SPAWNING),
     Layer("sbxd.notify", ("sbxd.rights",), (), SPAWNING),
     Layer("sbxd.host", (*PURE, "sbxd.audit", "sbxd.config"), ("msgspec",), SPAWNING),
@@ -170,7 +172,7 @@ LAYERS = (
     # The operator's side. doctor and image building may run programs.
     Layer("sbxctl",
           (*PURE, "sbxd.audit.position", "sbxd.audit.sink", "sbxd.audit.vocabulary", "sbxd.client",
-           "sbxd.oci", "sbxd.probes"),
+           "sbxd.extras", "sbxd.oci", "sbxd.probes"),
           ("msgspec", "anyio", "trio", "click", "rich")),
     # The file is judged by the daemon's own functions.
     Layer("sbxctl.config", (*PURE, "sbxd.config", "sbxctl"), ("msgspec", "click")),

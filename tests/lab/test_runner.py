@@ -38,6 +38,14 @@ def test_all_passed_is_status_0_and_names_the_gates_lane() -> None:
     assert page.endswith("1 passed, 0 failed, 0 skipped")
 
 
+def test_a_lane_is_given_the_files_of_its_tests_and_no_others() -> None:
+    """What was named on the command line has been collected from already."""
+    ids = ("tests/lab/test_runner.py::test_b", "tests/docs/test_x.py::test_a[1]")
+    share = Outcome(LaneKind.UML, [Placed(name, frozenset(), ()) for name in (*ids, ids[0])])
+    given = testing._pytest(share, ["-x", "tests/lab/test_runner.py::test_b", "tests"], "/lab")
+    assert given[4:] == ["-x", "tests/lab/test_runner.py", "tests/docs/test_x.py"]
+
+
 def test_the_tests_that_took_longest_are_named_with_their_seconds() -> None:
     slow, quick = "tests/x.py::test_slow", "tests/x.py::test_quick"
     timed = outcome(("passed", ""))

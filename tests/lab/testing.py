@@ -157,10 +157,18 @@ def run_waiting(waiting: deque[Outcome], arguments: list[str], runs: Runs, say: 
             say(f"{outcome.lane}: {error}")
 
 
-def _pytest(arguments: list[str], folder: str) -> list[str]:
+def _pytest(outcome: Outcome, arguments: list[str], folder: str) -> list[str]:
+    """pytest's arguments for a lane's share. Only the files of its tests are named: to collect the
+    whole suite takes an emulated machine ten minutes."""
     # With `=`: a value of its own would be taken for a test folder before the option is known.
     options = (f"--lab-select={folder}/select.json", f"--lab-report={folder}/report.jsonl")
-    return ["-m", "pytest", *options, *arguments]
+    kept = [word for word in arguments if not (REPOSITORY / word.partition("::")[0]).exists()]
+    return ["-m", "pytest", *options, *kept, *files_of(outcome)]
+
+
+def files_of(outcome: Outcome) -> list[str]:
+    """The files of a lane's tests, in the order in which pytest collects them all."""
+    return list(dict.fromkeys(test.id.partition("::")[0] for test in outcome.tests))
 
 
 def _run_here(outcome: Outcome, arguments: list[str], runs: Runs) -> None:
@@ -169,7 +177,7 @@ def _run_here(outcome: Outcome, arguments: list[str], runs: Runs) -> None:
         _write_selection(outcome, Path(folder))
         environment = {**os.environ, "PYTHONUNBUFFERED": "1", "SBXD_LANE": outcome.lane}
         process = subprocess.Popen(
-            [interpreter(), *_pytest(arguments, folder)],
+            [interpreter(), *_pytest(outcome, arguments, folder)],
             cwd=REPOSITORY,
             env=environment,
             stdin=subprocess.DEVNULL,
@@ -206,7 +214,7 @@ def _run_in_lane(outcome: Outcome, arguments: list[str], runs: Runs, say: Say) -
         _write_selection(outcome, LANES / lane.name)
         begun = time.monotonic()
         prefixed = Prefixed(outcome.lane)
-        command = ["python", *_pytest(arguments, "/lab")]
+        command = ["python", *_pytest(outcome, arguments, "/lab")]
         status, broken = 0, ""
         try:
             status = lane.run(command, prefixed.write, prefixed.write, seconds=outcome.budget)
