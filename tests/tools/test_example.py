@@ -16,7 +16,7 @@ from sbxd.client.run_scope import remote_workspaces
 from sbxd.fake.environment import FakeExecutionEnvironment
 from tests.artifacts.world import Folder, run
 from tests.contract.subjects import real_daemon
-from tests.tools.test_mcp import fake_daemon
+from tests.tools.test_mcp_program import fake_daemon
 from tests.tools.world import SCRIPT, SPECIFICATION
 
 EXAMPLE = Path(__file__).parents[2] / "docs" / "examples" / "agent_loop.py"
