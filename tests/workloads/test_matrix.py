@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from tests.workloads.programs import CLIENTS, PROGRAMS
 from tests.workloads.rows import ROWS
 
 PAGE = Path(__file__).parents[2] / "docs" / "workloads.md"
@@ -14,11 +15,28 @@ from the rows.
 | program | what it does | in an environment |
 |---|---|---|
 """
+PROGRAMS_HEAD = """
+Whole programs, on both mechanisms:
+
+| program | what it does |
+|---|---|
+"""
+CLIENTS_HEAD = """
+Clients that find the proxy by the variables alone, on both mechanisms, besides curl, pip, git, npm,
+requests and httpx: """
 FOOT = """
+What does not find it needs a line of its own. Java: `-Dhttps.proxyHost=127.0.0.1
+-Dhttps.proxyPort=3128`. node before 22.21: an agent of the library that the program uses. Looking
+up a name fails everywhere (EAI_AGAIN): names are resolved by the proxy.
+
+`socket(AF_INET, SOCK_DGRAM)` is refused, so psutil's `net_if_stats`, `hostname -I` and node's
+`dgram` fail; listing the interfaces works. A server that a command starts with `&` ends with the
+command.
+
 Two habits that help: keep build caches below the workspace (`/tmp` is memory, a quarter of the
 limit), and size thread pools from the CPU limit and not from the number of the host's processors.
 
-With the network, curl, pip, git, npm, requests and httpx work as they are: `docs/egress.md`.
+How the network is reached: `docs/egress.md`.
 """
 
 
@@ -29,7 +47,10 @@ def page() -> str:
         + (f"refused: {row.refused} |" if row.refused else "works, same output |")
         for row in ROWS
     ]
-    return HEAD + "\n".join(rows) + "\n" + FOOT
+    programs = [f"| {each.name} | {each.does} |" for each in PROGRAMS]
+    clients = ", ".join(f"{each.name} ({each.does})" for each in CLIENTS)
+    parts = ("\n".join(rows), "\n".join(programs))
+    return f"{HEAD}{parts[0]}\n{PROGRAMS_HEAD}{parts[1]}\n{CLIENTS_HEAD}{clients}.\n{FOOT}"
 
 
 def test_the_page_of_workloads_is_what_the_rows_say() -> None:
