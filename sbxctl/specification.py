@@ -69,7 +69,8 @@ def image_digest(asked: str | None, described: Described) -> str:
         if described.default_image is None:
             raise ExecutionRejected(
                 RejectedCode.UNKNOWN_IMAGE,
-                "there is no image: make one with `sbxctl image build`, or import one",
+                "no --image was given and there is no image: make one with `sbxctl image build`, "
+                "or import one",
                 field="image_digest",
             )
         return described.default_image

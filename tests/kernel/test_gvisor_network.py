@@ -79,7 +79,7 @@ routes = open("/proc/net/route").read().splitlines()[1:]
 six = [line.split()[-1] for line in open("/proc/net/if_inet6")]
 arp = open("/proc/net/arp").read().splitlines()[1:]
 packet = [attempt(socket.socket, 17, kind, 768) for kind in (2, 3)]
-netlink = attempt(socket.socket, 16, 3, 0)
+netlink = attempt(socket.socket, 16, 3, 16)
 raw = [attempt(socket.socket, family, 3, 1) for family in (2, 10)]
 import fcntl, struct
 with socket.socket() as end:

@@ -54,7 +54,6 @@ found = {
     "the same by the thread": attempt(write, "/proc/thread-self/attr/exec", b"exec sbxd-workload"),
     "its own memory by proc": attempt(own_memory),
     "a datagram socket": attempt(socket.socket, socket.AF_INET, socket.SOCK_DGRAM),
-    "a packet socket": attempt(socket.socket, socket.AF_PACKET, socket.SOCK_RAW, 0),
 }
 """
 USES = """
@@ -125,7 +124,6 @@ STOPPED_BY_APPARMOR = {
     "the same by the thread",
     "its own memory by proc",
     "a datagram socket",
-    "a packet socket",
 }
 STOPPED_BY_LANDLOCK = {"write beside the places for it", "make a directory there"}
 

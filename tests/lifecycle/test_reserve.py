@@ -300,7 +300,8 @@ async def test_a_tenant_that_asked_in_vain_still_gets_the_slot_in_the_making(
         with pytest.raises(ExecutionUnavailable, match="no room for a workspace"):
             await world.environments.provision(WORKER, spec(limits=hopeless))
         with trio.fail_after(30):
-            while world.registry.reserve.status().building == 0:
+            # Until it has the room: a request that came before that would take it, and build.
+            while not (world.registry.reserve.status().building and world.mechanism.volumes):
                 await next_look()
         assert world.registry.reserve.ready == 0
         await world.environments.provision(WORKER, spec())
