@@ -43,7 +43,7 @@ class ImageHold(StrEnum):
     ALIAS = "ALIAS"
     ENVIRONMENT = "ENVIRONMENT"
     RESERVE = "RESERVE"
-    DEFAULT = "DEFAULT"  # the only image, so the one that is used when none is named
+    DEFAULT = "DEFAULT"  # used when none is named
 
 
 class ImageInfo(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
