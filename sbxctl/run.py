@@ -32,7 +32,6 @@ from sbxd.port.errors import (
     ExecutionUnavailable,
     PortError,
     RejectedCode,
-    SandboxEscapeSuspected,
     UnavailableCode,
     WorkspaceError,
     WorkspaceEscape,
@@ -182,7 +181,7 @@ async def execute_until_interrupted(
     is None when the service did not say in time what came of it.
     """
     results: list[ExecutionResult] = []
-    problems: list[Exception] = []
+    problems: list[PortError] = []
     is_interrupted = False
 
     async def execute(scope: trio.CancelScope) -> None:
@@ -192,7 +191,7 @@ async def execute_until_interrupted(
                     admin, handle, command, timings, live=live, on_cancelled=results.append
                 )
             )
-        except (ExecutionRejected, ExecutionUnavailable, SandboxEscapeSuspected) as problem:
+        except PortError as problem:
             problems.append(problem)
         scope.cancel()
 

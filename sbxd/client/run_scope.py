@@ -46,9 +46,15 @@ WorkspaceOf = Callable[[EnvironmentHandle], StreamingWorkspace]
 ResultT = TypeVar("ResultT")
 
 _LOG = logging.getLogger("sbxd.client")
-_GONE = (RejectedCode.ENVIRONMENT_GONE, UnavailableCode.ENVIRONMENT_LOST)
-# The environment ended with its owner's connection: there is nobody to ask for its end.
-_DISCONNECTED = (UnavailableCode.UNREACHABLE, UnavailableCode.SHUTTING_DOWN)
+# The last two: it ends with its owner's connection.
+_GONE = frozenset(
+    {
+        RejectedCode.ENVIRONMENT_GONE,
+        UnavailableCode.ENVIRONMENT_LOST,
+        UnavailableCode.SHUTTING_DOWN,
+        UnavailableCode.UNREACHABLE,
+    }
+)
 
 
 class ScopeEnded(Exception):
@@ -230,8 +236,6 @@ class RunScope:
         if isinstance(error, BudgetExhausted | StaleLease | SandboxEscapeSuspected):
             self._halt = error
             await self._discard()
-        elif isinstance(error, ExecutionUnavailable) and error.code in _DISCONNECTED:
-            self._handle = None
         elif isinstance(error, ExecutionRejected | ExecutionUnavailable) and error.code in _GONE:
             await self._discard()
 

@@ -4,6 +4,7 @@ Each is a handful of system calls on cgroup files and mounts, none of which wait
 """
 
 import os
+from collections.abc import Callable
 
 from sbxd.jail import mounts
 from sbxd.launcher.books import Environment
@@ -24,9 +25,9 @@ def drop_leaf(request: DropLeaf) -> None:
         cgroup.remove_leaf(box, request.number)
 
 
-def assign(request: Assign, environment: Environment, init_pid: int) -> None:
-    """Write the limits that differ from those that the slot was built with. init_pid: of its
-    process 1, which is this process' child and not reaped yet. Raises OSError."""
+def assign(request: Assign, environment: Environment, init_of: Callable[[str], int]) -> None:
+    """Write the limits that differ from those that the slot was built with. init_of: the pid of
+    an environment's process 1, a child of this process that is not reaped yet. Raises OSError."""
     built = environment.request
     assert built is not None
     if request.limits != built.limits:
@@ -37,7 +38,7 @@ def assign(request: Assign, environment: Environment, init_pid: int) -> None:
             with cgroup.leaf_of(box, 1) as leaf:
                 cgroup.apply(leaf, limits, controllers, built.kernel)
     if request.limits.memory_bytes != built.limits.memory_bytes and built.kernel is Kernel.HOST:
-        _resize_tmpfs(init_pid, tmpfs_bytes(request.limits))
+        _resize_tmpfs(init_of(request.environment_id), tmpfs_bytes(request.limits))
     if request.volume != built.volume and environment.volume_kind == volume.QUOTA:
         volume.resize(request.environment_id, request.volume)
 

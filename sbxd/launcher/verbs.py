@@ -136,7 +136,7 @@ class Verbs:
                     self._boot(request)
                 case Assign():
                     environment = self._books.admit_assign(request)
-                    fast.assign(request, environment, self._init_of(request.environment_id))
+                    fast.assign(request, environment, self._init_of)
                     environment.move(Trigger.ASSIGN)
                     self._reply(Acknowledged(ticket=request.ticket))
                 case ImageUnpack() | ImageDrop():

@@ -29,22 +29,23 @@ VALUE_BYTES_MAX = 32_768
 # One command's environment travels beside its argv (64 KiB) in one frame to init.
 ENVIRONMENT_BYTES_MAX = 96 * 1024
 
+_TMP = "/tmp"  # noqa: S108  (a path inside the environment, private to it)
 TIER_TWO_CONSTANTS: Mapping[str, str] = MappingProxyType(
     {
         "HOME": str(WORKSPACE_ROOT),
         "PWD": str(WORKSPACE_ROOT),
         "PATH": IMAGE_PATH,
-        "TMPDIR": "/tmp",  # noqa: S108  (a path inside the environment, private to it)
+        "TMPDIR": _TMP,
         "LANG": "C.UTF-8",
         # The name that uid 10001 has in every image (`sbxd.launcher.kernel.image_names`).
         "USER": "sandbox",
         "LOGNAME": "sandbox",
-        # Not PYTHONUNBUFFERED: without a buffer python drops what one write does not take, and a
-        # pipe of gVisor takes less than a large one.
-        # Caches of the moment are no change of the workspace.
-        "MPLCONFIGDIR": "/tmp/.matplotlib",  # noqa: S108  (as TMPDIR)
+        # A cache of the moment is no change of the workspace.
+        "MPLCONFIGDIR": f"{_TMP}/.matplotlib",
         # A file with a second name cannot be read back through the port.
         "UV_LINK_MODE": "copy",
+        # Left out is PYTHONUNBUFFERED: without a buffer Python loses what one write does not take,
+        # and a gVisor pipe takes less than a large write.
     }
 )
 # Reserved, in every case of their letters: set by the service alone, and only for a command that

@@ -72,6 +72,8 @@ class Images(Protocol):
 
     async def remove(self, digest: str) -> None: ...
 
+    def known_in_order(self) -> tuple[str, ...]: ...
+
 
 class Dispatch:
     """Answers requests. One for the daemon; `handle` is awaited concurrently."""
@@ -304,7 +306,6 @@ class Dispatch:
 
     async def _describe(self, request_id: int) -> m.Described:
         description = await self._environments.describe()
-        images = await self._images.list()
         settings = self._settings
         own = own_items(self._audit, description.quarantined)
         return m.Described(
@@ -314,7 +315,7 @@ class Dispatch:
             deployment_mode=settings.deployment_mode,
             default_limits=settings.limits.defaults,
             ceilings=settings.limits.ceilings,
-            default_image=default_image(settings.images, [image.digest for image in images]),
+            default_image=default_image(settings.images, self._images.known_in_order()),
             image_aliases=settings.images.aliases,
             destinations=settings.egress.destinations,
             reserve_ready=description.reserve_ready,

@@ -74,7 +74,6 @@ BY_NAME: Mapping[str, tuple[Whose, str]] = {
     "sbxd.launcher.kernel.hostpaths::operator_profiles": (Whose.ROOT, "/etc/sbxd; owner and mode"),
     "sbxd.launcher.kernel.hostpaths::private_directory": (Whose.ROOT, "/var/lib/sbxd"),
     "sbxd.launcher.kernel.hostpaths::state_disk": (Whose.KERNEL, "/sys/dev/block"),
-    "sbxd.launcher.kernel.image_names::_kept": (Whose.SEALED, "a descriptor"),
     "sbxd.launcher.kernel.image_names::_write": (Whose.SEALED, "a descriptor"),
     "sbxd.launcher.kernel.inventory::_backing_device": (Whose.KERNEL, "/dev/loop"),
     "sbxd.launcher.kernel.inventory::_cgroups": (Whose.KERNEL, "/sys/fs/cgroup"),

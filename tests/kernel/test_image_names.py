@@ -48,6 +48,17 @@ def test_an_image_without_the_files_gets_them_and_root(root: int, tmp_path: Path
     assert HOST in (tmp_path / "etc" / "hosts").read_text()
 
 
+@pytest.mark.parametrize("name", sorted(FIRST))
+def test_a_folder_of_that_name_is_left_and_the_others_are_written(
+    root: int, tmp_path: Path, name: str
+) -> None:
+    (tmp_path / "etc" / name).mkdir()
+    add_names(root)
+    assert (tmp_path / "etc" / name).is_dir()
+    for other in FIRST.keys() - {name}:
+        assert (tmp_path / "etc" / other).read_text().startswith(FIRST[other])
+
+
 @pytest.mark.case("KRN-14")
 def test_nothing_else_is_written_through_links_and_second_names(root: int, tmp_path: Path) -> None:
     other = tmp_path / "other"

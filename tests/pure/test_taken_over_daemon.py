@@ -256,7 +256,6 @@ class World:
             if environment_id != READY:
                 one.move(Trigger.ASSIGN)
                 one.last_leaf = LAST_LEAF
-        self.verbs._roles[1] = (READY, "init", 1)
         self.books.begin_image_drop(ImageDrop(ticket=1, image_digest=LEAVING))
         monkeypatch.setattr(fast, "make_leaf", self._make_leaf)
         monkeypatch.setattr(fast, "drop_leaf", lambda *_: self.done.append("drop_leaf"))

@@ -160,6 +160,9 @@ class MemoryImages:
     async def list(self) -> tuple[ImageInfo, ...]:
         return tuple(self.images.values())
 
+    def known_in_order(self) -> tuple[str, ...]:
+        return tuple(self.images)
+
     async def remove(self, digest: str) -> None:
         if self.images.pop(digest, None) is None:
             raise ExecutionRejected(RejectedCode.UNKNOWN_IMAGE, "no such image", field="digest")

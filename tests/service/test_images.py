@@ -13,6 +13,7 @@ import pytest
 import trio
 
 from sbxd.mechanism.protocol import MechanismError
+from sbxd.policy.images import default_image
 from sbxd.port.errors import (
     ExecutionRejected,
     ExecutionUnavailable,
@@ -21,7 +22,7 @@ from sbxd.port.errors import (
 )
 from sbxd.service.images import ImageStore
 from sbxd.settings import ImageSettings
-from sbxd.wire.descriptions import ImageInfo
+from sbxd.wire.descriptions import ImageHold, ImageInfo
 from sbxd.wire.messages import ImageImport
 
 NEW_YEAR = datetime(2026, 1, 1, tzinfo=UTC)
@@ -365,6 +366,15 @@ async def test_a_damaged_image_is_a_problem_and_unknown_and_the_others_work(
     assert bench.unpacker.usable == [good]
     assert await put(store, raw) == bad, "importing it again repairs it"
     assert (await bench.opened()).known() == {good, bad}
+
+
+async def test_the_default_is_the_first_image_that_can_be_used(bench: Bench) -> None:
+    store = await bench.opened()
+    first, second = await put(store, a_tar("one")), await put(store, a_tar("two"))
+    assert default_image(ImageSettings(), store.known_in_order()) == first
+    store._unusable.add(first)
+    assert default_image(ImageSettings(), store.known_in_order()) == second
+    assert [ImageHold.DEFAULT in each.held_by for each in await store.list()] == [False, True]
 
 
 async def test_an_image_that_no_longer_unpacks_is_a_problem_at_open(bench: Bench) -> None:

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import anyio
 import anyio.lowlevel
@@ -77,15 +78,21 @@ def fake_daemon(tmp_path: Path) -> Iterator[Path]:
         yield configuration(tmp_path)
 
 
-@pytest.mark.usefixtures("patient_client")
-def test_the_program_serves_a_client_over_its_pipe(tmp_path: Path) -> None:
-    async def main(config: Path) -> None:
-        parameters = StdioServerParameters(
+def program(config: Path) -> Any:
+    """What a client starts the program with, and talks to it by."""
+    return stdio_client(
+        StdioServerParameters(
             command=sys.executable,
             args=["-m", "sbxd.worker_cli", "--config", str(config), "mcp"],
             cwd=REPOSITORY,
         )
-        async with Client(stdio_client(parameters)) as client:
+    )
+
+
+@pytest.mark.usefixtures("patient_client")
+def test_the_program_serves_a_client_over_its_pipe(tmp_path: Path) -> None:
+    async def main(config: Path) -> None:
+        async with Client(program(config)) as client:
             await use(client)
 
     with fake_daemon(tmp_path) as config:
@@ -100,11 +107,6 @@ def test_a_session_goes_on_after_a_daemon_that_was_down_and_one_that_is_restarte
     tmp_path: Path,
 ) -> None:
     config = configuration(tmp_path)
-    parameters = StdioServerParameters(
-        command=sys.executable,
-        args=["-m", "sbxd.worker_cli", "--config", str(config), "mcp"],
-        cwd=REPOSITORY,
-    )
     command = {"command": ["python3", "sum.py", "numbers.txt"]}
 
     async def refused(client: Client) -> str:
@@ -113,7 +115,7 @@ def test_a_session_goes_on_after_a_daemon_that_was_down_and_one_that_is_restarte
         return text_of(result)
 
     async def main() -> None:
-        async with Client(stdio_client(parameters)) as client:
+        async with Client(program(config)) as client:
             down = await refused(client)
             assert "UNREACHABLE" in down
             assert down.count("\n") == 0, "one sentence"
@@ -173,7 +175,7 @@ def test_the_program_gives_a_client_a_real_sandbox(tmp_path: Path) -> None:
         return found
 
     async def main() -> None:
-        async with Client(stdio_client(parameters)) as client:
+        async with Client(program(config)) as client:
             await use(client)
 
     (tmp_path / "store").mkdir(mode=0o700)
@@ -184,11 +186,6 @@ def test_the_program_gives_a_client_a_real_sandbox(tmp_path: Path) -> None:
         f'credential_file = "{CREDENTIAL_FILE}"\n'
         "[mcp.limits]\ncpu_millicores = 1000\nmemory_bytes = 134217728\npids_max = 64\n"
         "workspace_bytes = 33554432\ninodes_max = 1000\nwall_clock_seconds = 60\n"
-    )
-    parameters = StdioServerParameters(
-        command=sys.executable,
-        args=["-m", "sbxd.worker_cli", "--config", str(config), "mcp"],
-        cwd=REPOSITORY,
     )
     run("asyncio", main)
 

@@ -5,6 +5,16 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from sbxd.port.limits import MIB, ResourceLimits
+
+LIMITS = ResourceLimits(
+    cpu_millicores=2000,
+    memory_bytes=1024 * MIB,
+    pids_max=256,
+    workspace_bytes=512 * MIB,
+    inodes_max=20_000,
+    wall_clock_seconds=300,
+)
 FOLDER = "/var/cache/sbxd-lab"
 
 

@@ -10,23 +10,13 @@ from dataclasses import dataclass
 
 import pytest
 
-from sbxd.port.limits import MIB, ResourceLimits
 from tests.lab import internet as lab
 from tests.lab.internet import Internet
 from tests.lab.internet_content import BIG_BYTES
 from tests.redteam.egress import allowlist, configured, networked
-from tests.workloads.images import imported
+from tests.workloads.images import LIMITS, imported
 
 pytestmark = pytest.mark.needs("daemon", "image-workloads")
-
-LIMITS = ResourceLimits(
-    cpu_millicores=2000,
-    memory_bytes=1024 * MIB,
-    pids_max=256,
-    workspace_bytes=512 * MIB,
-    inodes_max=20_000,
-    wall_clock_seconds=300,
-)
 
 
 FRESH = "rm -rf lib project node_modules package*.json .npm .cache; "

@@ -5,25 +5,16 @@ from collections.abc import Iterator
 import pytest
 
 from sbxd.client.remote import connect
-from sbxd.port.limits import MIB, ResourceLimits
 from tests.lab import internet as lab
 from tests.lab.internet import Internet
 from tests.redteam.egress import allowlist, configured, networked
 from tests.redteam.live import WORKER_SOCKET, Live, specification
-from tests.workloads.images import imported
+from tests.workloads.images import LIMITS, imported
 from tests.workloads.programs import CLIENTS, PROGRAMS, Program
 
 pytestmark = [pytest.mark.needs("daemon", "image-programs"), pytest.mark.also("gvisor")]
 
 HOST = "files.lab-allowed.com"
-LIMITS = ResourceLimits(
-    cpu_millicores=2000,
-    memory_bytes=1024 * MIB,
-    pids_max=256,
-    workspace_bytes=512 * MIB,
-    inodes_max=20_000,
-    wall_clock_seconds=300,
-)
 
 
 def ids(programs: tuple[Program, ...]) -> list[str]:

@@ -14,22 +14,13 @@ import pytest
 import trio
 
 from sbxd.client.remote import connect
-from sbxd.port.limits import MIB, ResourceLimits
 from tests.redteam.live import WORKER_SOCKET, Live, specification
-from tests.workloads.images import imported
+from tests.workloads.images import LIMITS, imported
 from tests.workloads.rows import ROWS, Row
 
 pytestmark = pytest.mark.needs("daemon", "image-workloads")
 
 UNPACKED = Path("/var/lib/sbxd/unpacked")
-LIMITS = ResourceLimits(
-    cpu_millicores=2000,
-    memory_bytes=1024 * MIB,
-    pids_max=256,
-    workspace_bytes=512 * MIB,
-    inodes_max=20_000,
-    wall_clock_seconds=300,
-)
 VARIABLES = {
     "HOME": "/workspace",
     "LANG": "C.UTF-8",

@@ -55,11 +55,13 @@ def _kept(folder: int, name: str) -> bytes | None:
         return _ALONE[name].encode()
     except OSError:
         return None
-    with open(file, "rb") as opened:
+    try:
         found = os.fstat(file)
         if not stat.S_ISREG(found.st_mode) or found.st_size > FILE_BYTES_MAX:
             return None
-        return opened.read(FILE_BYTES_MAX)
+        return os.read(file, FILE_BYTES_MAX)
+    finally:
+        os.close(file)
 
 
 def _write(folder: int, name: str, content: bytes) -> None:
